@@ -225,7 +225,7 @@ def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[in
     below: dict[int, list[int]] = {}
     for index, parent in enumerate(parents):
         below.setdefault(parent, []).append(index)
-    new_index, new_tokens, new_parents = {0: 0}, [], []
+    new_index, new_tokens, new_parents = {0: 0}, list[int](), list[int]()
     stack = below.get(0, [])[::-1]
     while stack:
         index = stack.pop()
@@ -245,7 +245,7 @@ def level_parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], widt
     """
     numbers = [list(range(1, width + 1))]
     numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]
-    parents = []
+    parents: list[int] = []
     for node in chosen:
         level, index = divmod(node - width, width * width)
         parents.append(0 if node < width else numbers[level][index // width])

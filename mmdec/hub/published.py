@@ -61,7 +61,14 @@ VISION = ("vision_config", "mm_vision_tower")  # settings that only models with 
 PLAIN_ROPE = ("default", "mrope")  # for text M-RoPE's three axes are equal
 SCALED_ROPE = ("linear", "llama3", "yarn")
 # speculators' and z-lab's other drafters: {name in config.json: how people call it}
-OTHERS = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark", "xpress": "XPress", "mtp": "MTP"}
+OTHERS = {
+    "dflash": "DFlash",
+    "dflash2": "DFlash 2",
+    "dspark": "DSpark",
+    "domino": "Domino",
+    "xpress": "XPress",
+    "mtp": "MTP",
+}
 
 
 @dataclass(frozen=True)
@@ -185,14 +192,11 @@ def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
 def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
     """Raise InputError for a drafter of a kind that is known by its config or tensors, and not supported."""
     kind = str(described.get("speculators_model_type") or "")
-    own = described.get("dflash_config")
-    architectures = " ".join(map(str, described.get("architectures") or ())).lower()
-    if not kind and ("dspark" in architectures or (isinstance(own, dict) and "markov_rank" in own)):
-        kind = "dspark"
-    elif not kind and (
-        isinstance(own, dict) or "dflash" in architectures or {"hidden_norm.weight", "fc.weight"} <= names
-    ):
-        kind = "dflash"
+    if not kind and not any(EAGLE3.fullmatch(name) for name in names):
+        architectures = " ".join(map(str, described.get("architectures") or ())).lower()
+        kind = next((other for other in ("dspark", "domino", "dflash") if other in architectures), "")
+        if not kind and ("dflash_config" in described or {"hidden_norm.weight", "fc.weight"} <= names):
+            kind = "dflash"
     if kind in OTHERS:
         raise _unsupported(OTHERS[kind], folder, argument)
     if kind not in ("", "eagle3", "peagle"):

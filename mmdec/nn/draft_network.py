@@ -145,6 +145,7 @@ class Packed(NamedTuple):
     attention: Tensor  # queries, keys and values below each other
     bias: Tensor | None
     gate_up: Tensor
+    norms: Tensor | None = None  # (2, H), EAGLE-3's norms of embedding and feature
 
 
 class RMSNorm(nn.Module):
@@ -327,8 +328,8 @@ class DraftNetwork(nn.Module):
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         return Packed(torch.cat([part.weight for part in parts]), bias, gate_up)
 
-    def read(self, states: Tensor, index: int) -> Tensor:
-        """What the projections of layer `index` read of its input (B, n, H)."""
+    def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
+        """What the projections of layer `index` read of its input (B, n, H). packed: as for `project`."""
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
 
     def residual(self, states: Tensor, index: int) -> Tensor:
@@ -348,7 +349,7 @@ class DraftNetwork(nn.Module):
             `packed`, or None.
         """
         config = self.config
-        states = self.read(states, index)
+        states = self.read(states, index, packed)
         if packed is None:
             weights: Any = self._layer(index).self_attn
             parts = (weights.q_proj, weights.k_proj, weights.v_proj)

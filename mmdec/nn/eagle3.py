@@ -253,14 +253,23 @@ class Eagle3(DraftNetwork):
         """P-EAGLE: the first layer's input (2 H,) at a column without a token. embed: (H,) of `mask_token`."""
         return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
 
-    def read(self, states: Tensor, index: int) -> Tensor:
+    def packed(self) -> Packed | None:
+        """As `DraftNetwork.packed`, with the first layer's two norms."""
+        packed = super().packed()
+        return None if packed is None else packed._replace(norms=self._norms())
+
+    def _norms(self) -> Tensor:
+        layer = self._layer(0)
+        return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
+
+    def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
         """What the projections of layer `index` read: of the first layer's input both halves, normed."""
-        layer = self._layer(index)
         if index:
-            return layer.input_layernorm(states)
+            return self._layer(index).input_layernorm(states)
         # both norms at once: a small network's time depends on the number of operations
-        weights = torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
-        return rms_normed(states.unflatten(-1, (2, -1)), weights, self.config.rms_norm_eps).flatten(-2)
+        weights = self._norms() if packed is None or packed.norms is None else packed.norms
+        halves = states.view(*states.shape[:-1], 2, self.config.hidden_size)
+        return rms_normed(halves, weights, self.config.rms_norm_eps).view(states.shape)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
         """What attention is added to: of the first layer's input the feature, normed or not."""
@@ -292,7 +301,9 @@ class Eagle3(DraftNetwork):
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
         """hidden (..., H) -> (..., `vocabulary`), by the network's own LM head; the target's `output` is not read."""
-        return self.lm_head(hidden if self.config.norm_output else self.norm(hidden))
+        if not self.config.norm_output:
+            hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
+        return linear(hidden, self.lm_head.weight)
 
     def token_ids(self, drafted: Tensor) -> Tensor:
         """The target's tokens of drafted ones."""

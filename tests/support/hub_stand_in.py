@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
+from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedModel, Qwen2Tokenizer
 
+from tests.support.draft_networks import draft_network
 from tests.support.tiny_text import language_model
 
 REVISION = "0" * 40
@@ -30,7 +33,23 @@ def write_cache(folder: Path, code: str) -> Path:
         repository = _repository(folder, name)
         model.save_pretrained(repository / "snapshots" / REVISION)
         tokenizer.save_pretrained(repository / "snapshots" / REVISION)
+    for name in sorted(set(re.findall(r'load_drafter\("([\w-]+/[\w.-]+)"', code))):
+        if not (MODELS / name).is_dir():  # else a shipped one
+            _write_eagle3(_repository(folder, name) / "snapshots" / REVISION, model)
     return folder
+
+
+def _write_eagle3(folder: Path, model: PreTrainedModel) -> None:
+    """An EAGLE-3 network for the model, as it is published."""
+    network = draft_network("eagle3", model)
+    config = network.config
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size")
+    sizes = {name: getattr(config, name) for name in (*names, "rope_theta")}
+    folder.mkdir(parents=True)
+    settings = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", **sizes}
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    state = {name.replace("layers.0.", "midlayer."): value for name, value in network.state_dict().items()}
+    save_file(state, folder / "model.safetensors")
 
 
 def _repository(folder: Path, name: str) -> Path:

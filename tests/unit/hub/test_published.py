@@ -208,9 +208,11 @@ def test_vispec_gives_what_is_published(tmp_path: Path, qwen: bool) -> None:
 
 
 @pytest.mark.parametrize(("state", "config"), [(layer(), LLAVA), (vispec(), LLAVA), (layer(True, True), QWEN)])
-def test_a_converted_drafter_leaves_the_text_as_it_is(tmp_path: Path, state: Any, config: Any) -> None:
+def test_a_published_drafter_leaves_the_text_as_it_is(tmp_path: Path, state: Any, config: Any) -> None:
     model = vision_model("llava")
-    drafter = mmdec.load_drafter(convert(published(tmp_path / "in", state, config), tmp_path / "out"), model)
+    source = published(tmp_path / "in", state, config)
+    drafter = mmdec.load_drafter(source, model)  # as it is
+    assert drafter.name == mmdec.load_drafter(convert(source, tmp_path / "out"), model).name
     inputs = batch_of("llava", [[[5, 6], Picture.random(1), [7, 8]]])
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
     out = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(6, 3), **options)
@@ -441,6 +443,8 @@ def test_what_eagle3_cannot_be(tmp_path: Path, change: dict[str, Any], settings:
         ({"speculators_model_type": "dflash"}, "DFlash, which .* yet"),
         ({"speculators_model_type": "dspark"}, "DSpark"),
         ({"speculators_model_type": "mtp"}, "MTP"),
+        ({"architectures": ["DSparkDraftModel"], "dflash_config": {"markov_rank": 256}}, "DSpark"),
+        ({"architectures": ["DominoDraftModel"]}, "Domino"),
         ({"speculators_model_type": "owl"}, "'owl'"),
         ({}, "DFlash"),
     ],

@@ -70,6 +70,25 @@ def test_drafters_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert asked == [("someone/eagle", "v2")]
 
 
+def test_older_drafters_come_from_the_hub_as_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Safetensors are asked for first; `revision` and `token` are handed on."""
+    folder = save_network(draft_network("eagle", MODEL, base="tiny"), tmp_path / "drafter")
+    (folder / "model.safetensors").rename(tmp_path / "kept.safetensors")
+    asked: list[tuple[bool, str | None, str]] = []
+
+    def fetch(repository: str, revision: str | None, allow_patterns: list[str], token: str) -> str:
+        pickles = "pytorch_model.bin" in allow_patterns
+        asked.append((pickles, revision, token))
+        if pickles:
+            (tmp_path / "kept.safetensors").rename(folder / "model.safetensors")
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    drafter = mmdec.load_drafter("someone/eagle", MODEL, revision="v2", token="secret")
+    assert drafter.name.startswith("eagle")
+    assert asked == [(False, "v2", "secret"), (True, "v2", "secret")]
+
+
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("no"), OfflineModeIsEnabled("offline")])
 def test_offline_a_missing_model_says_how_to_get_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:

@@ -85,7 +85,7 @@ def test_models_that_cannot_work_are_refused(made: Any, said: str) -> None:
     ("changes", "needs", "said"),
     [
         ({"inputs_embeds": torch.zeros(1, 3, 32)}, Needs(), "inputs_embeds"),
-        ({}, Needs(layers=(2,)), r"0 \.\. 1 or be -1"),
+        ({}, Needs(layers=(3,)), r"0 \.\. 2 or be -1"),
         ({}, Needs(memory=True), "memory"),
         ({"attention_mask": torch.tensor([[1, 1, 0]])}, Needs(), "Pad on the left"),
     ],
