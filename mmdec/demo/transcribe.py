@@ -25,9 +25,8 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
-from mmdec.drafters.registry import AUTO
 from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.transcription.transcribe import load_transcriber, transcribe
+from mmdec.pipelines.transcription.transcribe import AUTO, load_transcriber, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript
 
 DRAFT = (24, 6)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget

@@ -48,7 +48,7 @@ class Entry:
         return self.network is not None or self.loader is not None
 
 
-AUTO = "auto"  # stands for a drafter of the model's own, see `mmdec.hub.auto_drafter`
+AUTO = "auto"  # stands for a drafter of the model's own, see `mmdec.generation.auto_drafter`
 OTHERWISE = "lookup"  # what "auto" stands for if the model has no drafter with weights
 MEDUSA, CTC, TREE_GROWING, FLASH = (
     "mmdec.drafters.medusa:Medusa",

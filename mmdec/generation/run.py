@@ -46,15 +46,14 @@ from mmdec.drafters.registry import (
     named_drafter,
 )
 from mmdec.drafters.small_model import SmallModel
+from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
-from mmdec.hub.auto_drafter import auto_drafter
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.registry import target_of
 from mmdec.targets.siblings import siblings_matter
-from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import Context, Draft, Drafter, InputError, Plan, Scores, Verdict
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
@@ -319,7 +318,7 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
         except InputError as error:
             raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
         sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
-        encode = small.encode if isinstance(small, WhisperTarget) else None
+        encode = small.encode if small.encodes else None
         return SmallModel(small, positions=small.positions, encode=encode, **sees)
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
     check_drafter(drafter)

@@ -29,12 +29,17 @@ class HfTarget(Target, Protocol):
     # one call of `generate` runs the loop once; required by `mmdec.generate` and `stream`
     one_run: ClassVar[bool] = True
     reads_encoder: ClassVar[bool] = False  # the decoder reads an encoder's states
+    encodes: ClassVar[bool] = False  # it has an encoder of sound of its own: `encode`
     reads_images: ClassVar[bool] = False  # it reads images among its token ids
     refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that are not supported
     # logits processors that read the whole batch without changing scores
     batch_processors: ClassVar[tuple[type, ...]] = ()
     columns: bool = False  # attention has a table by column, so each node of a draft takes a column
     positions: int | None  # the model's maximum; None: unlimited
+
+    def encode(self, sound: Tensor) -> Tensor | None:
+        """The encoder's states (B, S, H) of features (B, mels, T); None if it reads none, or others."""
+        return None
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a call's inputs: those that `generate` prepares, and those given to `prefill` directly (default:

@@ -7,14 +7,12 @@ part of the file is what `generate` does besides the loop: logits processors, at
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar, cast, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -33,21 +31,18 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 from transformers.generation.utils import GenerateEncoderDecoderOutput
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.decode.tree import single
-from mmdec.decode.watch import Stopwatch
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget, check_layers, hooked, model_name
+from mmdec.targets.whisper_call import SOUND, can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
-SOUND = "sound"  # attribute of an encoder's output: the features that it read
-N = TypeVar("N", bound=nn.Module)
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
 # inputs without effect on a pass; Whisper masks no features
 LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}
@@ -132,6 +127,7 @@ class WhisperTarget(HfTarget):
 
     one_run: ClassVar[bool] = False  # the loop runs for each window and temperature
     reads_encoder: ClassVar[bool] = True
+    encodes: ClassVar[bool] = True
     batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
 
     @staticmethod
@@ -423,103 +419,6 @@ def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
             scores = torch.mm(weight, states.reshape(columns, -1).t())  # (V, B N)
             return scores.t().contiguous().view(*states.shape[:2], -1)
     return output(states)
-
-
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
-
-
-def can_twin(model: WhisperForConditionalGeneration) -> bool:
-    """Whether the decoder can be called with another attention implementation without changing the model.
-
-    A `forward` that was replaced on a module belongs to that module, and reads its settings.
-    """
-    return not any("forward" in vars(module) for module in model.model.decoder.modules())
-
-
-def eager_twin(decoder: nn.Module) -> nn.Module:
-    """The same decoder, with the same weights and hooks, that attends by "eager" and so gives its attention maps."""
-    config: Any = copy.copy(decoder.config)
-    config._attn_implementation = "eager"
-
-    def twin(module: nn.Module) -> nn.Module:
-        same = shallow(module)
-        if "config" in vars(same):
-            same.config = config
-        same._modules = {name: child and twin(child) for name, child in module._modules.items()}
-        return same
-
-    return twin(decoder)
-
-
-def shallow(module: N) -> N:
-    """A module with the same parameters, buffers and submodules, whose attributes and hooks may be changed."""
-    same = object.__new__(type(module))
-    same.__dict__ = dict(module.__dict__)
-    same.__dict__["_modules"] = dict(module._modules)
-    for name in HOOK_TABLES:
-        same.__dict__[name] = OrderedDict(module.__dict__[name])
-    return same
-
-
-def encoding_once(
-    model: WhisperForConditionalGeneration, on_pass: Callable[[Tensor, float], None], own_config: bool = True
-) -> WhisperForConditionalGeneration:
-    """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
-
-    `generate` encodes a window for its text, and once more to detect the language, to tell silence, and at each
-    temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions
-    of the encoder are not given.
-
-    on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
-    own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
-    """
-    outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
-    for name in HOOK_TABLES:
-        vars(encoder)[name] = OrderedDict()  # the encoder itself is called, with its hooks
-    vars(encoder)["forward"] = _Remembering(model.model.encoder, on_pass)
-    inner._modules["encoder"] = encoder
-    outer._modules["model"] = inner
-    if own_config:
-        inner.config = copy.copy(model.config)
-    return outer
-
-
-@final
-class _Remembering:
-    """Runs an encoder, or gives the states of the last windows again, row by row."""
-
-    def __init__(self, encoder: nn.Module, on_pass: Callable[[Tensor, float], None]) -> None:
-        self._encoder, self._on_pass = encoder, on_pass
-        self._last: Tensor | None = None  # features (B, mels, T)
-        self._states = torch.empty(0)  # (B, S, H)
-
-    def __call__(self, input_features: Tensor, attention_mask: Any = None, **options: Any) -> BaseModelOutput:
-        rows = self._rows(input_features)
-        if rows is None:
-            stopwatch = Stopwatch(input_features.device)
-            options |= {"output_attentions": False, "return_dict": True}
-            encoded = self._encoder(input_features, attention_mask=attention_mask, **options)
-            self._last, self._states = input_features, encoded.last_hidden_state
-            self._on_pass(input_features, stopwatch.lap())
-        else:
-            self._on_pass(input_features, 0.0)
-            whole = rows == list(range(len(self._states)))
-            encoded = BaseModelOutput(last_hidden_state=self._states if whole else self._states[rows])
-        setattr(encoded, SOUND, input_features)
-        return encoded
-
-    def _rows(self, features: Tensor) -> list[int] | None:
-        """The row of the last features that each row equals; None if one is new."""
-        if self._last is None or self._last.shape[1:] != features.shape[1:]:
-            return None
-        rows = list[int]()
-        for index, row in enumerate(features):
-            order = sorted(range(len(self._last)), key=lambda other: other != index)  # used at once
-            same = next((other for other in order if torch.equal(self._last[other], row)), None)
-            if same is None:
-                return None
-            rows.append(same)
-        return rows
 
 
 @contextmanager

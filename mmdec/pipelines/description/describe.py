@@ -23,8 +23,8 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.decode.watch import Stopwatch
 from mmdec.drafters.registry import AUTO, NAME, auto_names, drafter_entry, drafter_names
+from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DraftedBy
-from mmdec.hub.auto_drafter import auto_drafter
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm

@@ -32,7 +32,8 @@ from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.call import Usage
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
-from mmdec.targets.whisper import LANGUAGE_CODES, can_twin, encoding_once
+from mmdec.targets.whisper import LANGUAGE_CODES
+from mmdec.targets.whisper_call import can_twin, encoding_once
 from mmdec.types import InputError
 
 Timestamps = Literal["segment", "word"] | None

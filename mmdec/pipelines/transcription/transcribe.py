@@ -28,10 +28,10 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.decode.watch import Stopwatch
 from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
+from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.model_lock import reading
 from mmdec.generation.run import DecodingOptions, DraftedBy
 from mmdec.generation.speculation import option_names
-from mmdec.hub.auto_drafter import auto_drafter
 from mmdec.hub.ctc import SYSTEM as CTC
 from mmdec.hub.find import drafter_by_name, kind
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
@@ -41,10 +41,11 @@ from mmdec.pipelines.inputs import Audio, AudioList, read, recordings, silent
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest, UsageMeter, first_time
 from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, words
-from mmdec.targets.whisper import attention_restored, can_twin, without_own_warnings
+from mmdec.targets.whisper import attention_restored, without_own_warnings
+from mmdec.targets.whisper_call import can_twin
 from mmdec.types import InputError
 
-__all__ = ["HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
+__all__ = ["AUTO", "HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
 
 LoadedTranscriber = LoadedWhisper  # the names for who loads any model
 load_transcriber = load_whisper

@@ -15,7 +15,7 @@ import torch
 import mmdec
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.medusa import Medusa
-from mmdec.hub.auto_drafter import SHIPPED, auto_drafter, match, ship
+from mmdec.generation.auto_drafter import SHIPPED, auto_drafter, match, ship
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.whisper import LoadedWhisper, load_whisper, read_model
 from mmdec.nn.medusa import MedusaConfig

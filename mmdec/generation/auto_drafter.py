@@ -149,7 +149,7 @@ def values_of(model: PreTrainedModel) -> list[float]:
 def ship(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str]) -> Path:
     """Write `drafters.json`, by which the drafters in `folder` are found for every copy of these weights.
 
-    model: the loaded model that they draft for. name: what messages call it, such as "openai/whisper-base".
+    model: the loaded model that they draft for. name: what messages call it, such as its hub id.
     drafters: names of the drafters' folders in `folder`, the preferred one first.
     Returns: the file.
     """

@@ -1,0 +1,116 @@
+"""The model as one call of `generate` sees it: windows encoded once, words by a decoder of their own.
+
+Both are copies that share the weights, so that a call changes nothing that other threads see.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+from transformers import WhisperForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
+
+from mmdec.decode.watch import Stopwatch
+
+SOUND = "sound"  # attribute of an encoder's output: the features that it read
+N = TypeVar("N", bound=nn.Module)
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+
+
+def can_twin(model: WhisperForConditionalGeneration) -> bool:
+    """Whether the decoder can be called with another attention implementation without changing the model.
+
+    A `forward` that was replaced on a module belongs to that module, and reads its settings.
+    """
+    return not any("forward" in vars(module) for module in model.model.decoder.modules())
+
+
+def eager_twin(decoder: nn.Module) -> nn.Module:
+    """The same decoder, with the same weights and hooks, that attends by "eager" and so gives its attention maps."""
+    config: Any = copy.copy(decoder.config)
+    config._attn_implementation = "eager"
+
+    def twin(module: nn.Module) -> nn.Module:
+        same = shallow(module)
+        if "config" in vars(same):
+            same.config = config
+        same._modules = {name: child and twin(child) for name, child in module._modules.items()}
+        return same
+
+    return twin(decoder)
+
+
+def shallow(module: N) -> N:
+    """A module with the same parameters, buffers and submodules, whose attributes and hooks may be changed."""
+    same = object.__new__(type(module))
+    same.__dict__ = dict(module.__dict__)
+    same.__dict__["_modules"] = dict(module._modules)
+    for name in HOOK_TABLES:
+        same.__dict__[name] = OrderedDict(module.__dict__[name])
+    return same
+
+
+def encoding_once(
+    model: WhisperForConditionalGeneration, on_pass: Callable[[Tensor, float], None], own_config: bool = True
+) -> WhisperForConditionalGeneration:
+    """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
+
+    `generate` encodes a window for its text, and once more to detect the language, to tell silence, and at each
+    temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions
+    of the encoder are not given.
+
+    on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
+    own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
+    """
+    outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
+    for name in HOOK_TABLES:
+        vars(encoder)[name] = OrderedDict()  # the encoder itself is called, with its hooks
+    vars(encoder)["forward"] = _Remembering(model.model.encoder, on_pass)
+    inner._modules["encoder"] = encoder
+    outer._modules["model"] = inner
+    if own_config:
+        inner.config = copy.copy(model.config)
+    return outer
+
+
+@final
+class _Remembering:
+    """Runs an encoder, or gives the states of the last windows again, row by row."""
+
+    def __init__(self, encoder: nn.Module, on_pass: Callable[[Tensor, float], None]) -> None:
+        self._encoder, self._on_pass = encoder, on_pass
+        self._last: Tensor | None = None  # features (B, mels, T)
+        self._states = torch.empty(0)  # (B, S, H)
+
+    def __call__(self, input_features: Tensor, attention_mask: Any = None, **options: Any) -> BaseModelOutput:
+        rows = self._rows(input_features)
+        if rows is None:
+            stopwatch = Stopwatch(input_features.device)
+            options |= {"output_attentions": False, "return_dict": True}
+            encoded = self._encoder(input_features, attention_mask=attention_mask, **options)
+            self._last, self._states = input_features, encoded.last_hidden_state
+            self._on_pass(input_features, stopwatch.lap())
+        else:
+            self._on_pass(input_features, 0.0)
+            whole = rows == list(range(len(self._states)))
+            encoded = BaseModelOutput(last_hidden_state=self._states if whole else self._states[rows])
+        setattr(encoded, SOUND, input_features)
+        return encoded
+
+    def _rows(self, features: Tensor) -> list[int] | None:
+        """The row of the last features that each row equals; None if one is new."""
+        if self._last is None or self._last.shape[1:] != features.shape[1:]:
+            return None
+        rows = list[int]()
+        for index, row in enumerate(features):
+            order = sorted(range(len(self._last)), key=lambda other: other != index)  # used at once
+            same = next((other for other in order if torch.equal(self._last[other], row)), None)
+            if same is None:
+                return None
+            rows.append(same)
+        return rows
