@@ -40,7 +40,8 @@ ENDS = 0.7  # chance that a text ends where nothing more is heard
 class PieceModel(Protocol):
     """An n-gram of pieces, by number: what the beam search asks of `mmdec.phonetics.ngram.NGram`."""
 
-    successors: Mapping[str, Mapping[str, float]]
+    @property
+    def successors(self) -> Mapping[str, Mapping[str, float]]: ...
 
     @property
     def beginning(self) -> str: ...
