@@ -1,4 +1,4 @@
-"""Drafts for a Whisper from what a CTC head hears in its encoder's states (Graves et al. 2006, Viterbi alignment).
+"""Drafts for a speech model from what a CTC head hears in its encoder's states (Graves et al. 2006, Viterbi alignment).
 
 The head writes the whole window at once, frame by frame, from the states that the decoder reads anyway. What is heard
 is wrong here and there; what the model has accepted is right. So each round the accepted text is aligned to the frames,
@@ -9,9 +9,9 @@ several texts that are heard is likely; then a beam search from the accepted tex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 import torch
@@ -20,11 +20,10 @@ from torch import Tensor
 from mmdec.decode.tree import chains
 from mmdec.nn.ctc_head import CtcHead
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.phonetics.ngram import START, NGram
-from mmdec.phonetics.token_pieces import BLANK, FIRST, MARK, TokenPieces
+from mmdec.nn.token_pieces import BLANK, FIRST, MARK, TokenPieces
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-STATES = 50  # of a Whisper's encoder in a second
+STATES = 50  # of the encoder in a second
 TIMES = 50  # timestamps in a second
 FLOOR = 6.0  # log-probability that one frame may cost at most: what was never heard must still be aligned
 EQUAL = 1e-3  # paths whose log-probabilities differ by less are equally good
@@ -36,6 +35,20 @@ WEIGHT, LENGTH = 0.5, 1.0  # of the n-gram's log-probability, and what each piec
 UNHEARD = -2.0  # log-probability that a token costs at least when it is not what was heard
 EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
 ENDS = 0.7  # chance that a text ends where nothing more is heard
+
+
+class PieceModel(Protocol):
+    """An n-gram of pieces, by number: what the beam search asks of `mmdec.phonetics.ngram.NGram`."""
+
+    @property
+    def successors(self) -> Mapping[str, Mapping[str, float]]: ...
+
+    @property
+    def beginning(self) -> str: ...
+
+    def score(self, context: str, word: str) -> float: ...
+
+    def advance(self, context: str, word: str) -> str: ...
 
 
 @final
@@ -117,7 +130,7 @@ class Alignment:
             self._choices[frame] = found
         return self._choices[frame]
 
-    def likeliest(self, place: int, most: int, model: NGram, context: str) -> list[tuple[int, int, float]]:
+    def likeliest(self, place: int, most: int, model: PieceModel, context: str) -> list[tuple[int, int, float]]:
         """As `heard`, by a beam search with an n-gram of pieces, which has read `context`.
 
         Prefix search (Hannun et al. 2014) by best paths. A chance is a piece's share among the texts that are kept.
@@ -165,7 +178,7 @@ class Text:
     frames: tuple[int, ...]  # at which its pieces begin
     gain: float = 0.0  # what the n-gram says of its last piece
 
-    def longer(self, piece: int, frame: int, model: NGram) -> Text:
+    def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
         """With one more piece, without its frame's log-probability. Marks are not in the n-gram."""
         if piece == MARK:
             return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
@@ -202,7 +215,7 @@ class Ctc:
     needs = Needs(memory=True, stops=True)
 
     def __init__(
-        self, head: CtcHead, pieces: TokenPieces, first_time: int, end: int, model: NGram | None = None
+        self, head: CtcHead, pieces: TokenPieces, first_time: int, end: int, model: PieceModel | None = None
     ) -> None:
         """head: reads the encoder's states. pieces: what it writes. first_time: the token of 0 seconds. end: the token
         that ends a text. model: an n-gram of pieces, by number (`piece_ngram`); None: the best path alone.
@@ -241,7 +254,7 @@ class Ctc:
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>
-        begun = "" if self.model is None else self.model.advance("", START)
+        begun = "" if self.model is None else self.model.beginning
         return Memory(
             context.memory, [Row(int(row[-1]) != untimed, self.first_time, context=begun) for row in context.tokens]
         )
@@ -363,10 +376,3 @@ class Ctc:
                 at += 1
             found.append((token, chance))
         return found
-
-
-def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
-    """An n-gram of the pieces of texts, such as a model's own transcripts; entries: of the highest order at most."""
-    tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
-    sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
-    return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

@@ -157,14 +157,16 @@ class DrafterModel(_Model):
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
         """Load a drafter's network by directory, hub id, or "<model>/<drafter>" for a shipped one
         ("vlm-scenes/eagle")."""
+        from mmdec.hub.ctc import SYSTEM as CTC
         from mmdec.hub.ctc import read_ctc
         from mmdec.hub.drafters import read_network
+        from mmdec.hub.medusa import SYSTEM as MEDUSA
         from mmdec.hub.medusa import read_heads
 
         dtype, fetching = _options(options)
         folder = drafter_path(pretrained_model_name_or_path, fetching)
         config = DrafterModelConfig.from_pretrained(folder)
-        readers: dict[str, Any] = {"medusa": read_heads, "ctc": read_ctc}
+        readers: dict[str, Any] = {MEDUSA: read_heads, CTC: read_ctc}
         read = readers.get(str(config.settings.get("system")), lambda folder: (read_network(folder),))
         return cast(Any, cls(config, *read(folder))).to(dtype).eval()
 

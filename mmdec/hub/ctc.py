@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from mmdec.drafters.ctc import Ctc
 from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
 from mmdec.nn.row_int8 import pack_rows, unpack_rows
+from mmdec.nn.token_pieces import Merges, TokenPieces
 from mmdec.phonetics.ngram import NGram
-from mmdec.phonetics.token_pieces import Merges, TokenPieces
 from mmdec.types import InputError
 
 SYSTEM = "ctc"
@@ -143,3 +144,10 @@ def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
             "print(out.text, out.tokens_per_round)\n```\n"
         )
     return text
+
+
+def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
+    """An n-gram of the pieces of texts, such as a model's own transcripts; entries: of the highest order at most."""
+    tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
+    sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
+    return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

@@ -41,6 +41,11 @@ class NGram:
         """Every token that may be predicted, the sentence end left out."""
         return frozenset(self.successors[""]) - {END, START}
 
+    @property
+    def beginning(self) -> str:
+        """The context at the beginning of a sentence."""
+        return self.advance("", START)
+
     def score(self, context: str, word: str) -> float:
         """ln P(word | context), with back-off."""
         total = 0.0

@@ -13,8 +13,8 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.ctc import Ctc
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
+from mmdec.nn.token_pieces import Merges, TokenPieces
 from mmdec.phonetics.ngram import NGram
-from mmdec.phonetics.token_pieces import Merges, TokenPieces
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.tiny_whisper import (
     EOT,

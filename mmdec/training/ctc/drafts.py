@@ -15,16 +15,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmdec.decode.tree import single
-from mmdec.drafters.ctc import Ctc, piece_ngram
-from mmdec.hub.ctc import HeardTokens, save_ctc, token_merges
+from mmdec.drafters.ctc import Ctc
+from mmdec.hub.ctc import HeardTokens, piece_ngram, save_ctc, token_merges
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.ctc_head import CtcHead
-from mmdec.phonetics.token_pieces import FIRST, TokenPieces
+from mmdec.nn.token_pieces import FIRST, TokenPieces
 from mmdec.training.checkpoints import load_averaged
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.module import CtcModule
@@ -72,8 +73,8 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
 def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
     """The head of a training's checkpoint; of a folder's last ones, averaged."""
 
-    def build(options: dict[str, object]) -> CtcModule:
-        return CtcModule(**{**options, "start": None})  # type: ignore[arg-type]
+    def build(options: dict[str, Any]) -> CtcModule:
+        return CtcModule(**{**options, "start": None})
 
     files = sorted(checkpoint.glob("*.ckpt"), key=lambda file: file.stat().st_mtime)[-average:]
     module, _ = load_averaged(build, files if checkpoint.is_dir() else [checkpoint])

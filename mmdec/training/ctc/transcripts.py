@@ -25,8 +25,8 @@ from mmdec.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.decode.tree import chains
 from mmdec.hub.ctc import token_merges
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.token_pieces import MARK, TokenPieces, frequent_tokens
 from mmdec.nn.whisper_encoder import STEP, whisper_mel
-from mmdec.phonetics.token_pieces import MARK, TokenPieces, frequent_tokens
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.ctc.data import EpochBatches, KeptStates
 from mmdec.training.ctc.states import Distortion, distort
@@ -137,7 +137,8 @@ class WindowReader:
     @property
     def first_time(self) -> int:
         """The first timestamp's token."""
-        return int(self.whisper.model.generation_config.no_timestamps_token_id) + 1  # type: ignore[union-attr]
+        settings: Any = self.whisper.model.generation_config
+        return int(settings.no_timestamps_token_id) + 1
 
     @property
     def end(self) -> int:

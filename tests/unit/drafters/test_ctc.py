@@ -14,8 +14,8 @@ from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merge
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig
+from mmdec.nn.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
 from mmdec.phonetics.ngram import NGram
-from mmdec.phonetics.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
 from mmdec.training.ctc.drafts import heard_tokens
 from mmdec.types import Draft, InputError, Plan, Scores, Verdict
 from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write

@@ -15,7 +15,7 @@ from mmdec.decode.verify import MatchRule
 from mmdec.drafters.ctc import Ctc
 from mmdec.hub.ctc import read_ctc
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
-from mmdec.phonetics.token_pieces import MARK
+from mmdec.nn.token_pieces import MARK
 from mmdec.targets.whisper import WhisperTarget, generate_processors
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc import drafts
