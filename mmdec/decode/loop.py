@@ -34,7 +34,7 @@ class Planner(Protocol):
         accepted: list[int],
         target: float,
         drafter: float,
-        starved: bool,  # the thread waited for a processor; then the seconds are the processor's
+        starved: bool,  # whether the thread waited for a processor; then the seconds are CPU time
         /,
     ) -> None: ...
 
@@ -53,7 +53,7 @@ class Round:
     drafter: float = 0.0  # seconds in the drafter
     core: float = 0.0  # seconds in everything else
     vision: float = 0.0  # seconds in the vision tower, which `target` includes
-    text: list[str] = field(default_factory=lambda: [])  # of the tokens, if they were decoded; else empty
+    text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
     summaries: Tensor | None = field(default=None, repr=False, compare=False)  # (images, 2V) of the prompt's pass
 

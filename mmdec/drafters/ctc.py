@@ -172,7 +172,7 @@ class Ctc:
             row.waiting += tokens[:length]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory.rows = [memory.rows[index] for index in live.tolist()]
         memory.states = memory.states[live.to(memory.states.device)]
 

@@ -120,7 +120,7 @@ class DagDrafter:
                 state.alpha = state.after(state.alpha @ state.links, unit)
 
     def select(self, memory: list[RowState], live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[row] for row in live.tolist()]
 
 

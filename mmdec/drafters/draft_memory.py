@@ -126,7 +126,7 @@ class DraftCache:
         return torch.cat([before, tree], -1)[:, None]
 
     def select(self, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         self.lengths = [self.lengths[row] for row in live.tolist()]
         if self._keys.numel():
             self._keys, self._values = self._keys[live], self._values[live]
@@ -169,7 +169,7 @@ class WaitingPrompt:
     next: Tensor | None = None  # (B,) the target's position after the prompt
 
     def select(self, live: Tensor) -> WaitingPrompt:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         return WaitingPrompt(
             self.embeds[live],
             self.features[live],
@@ -214,7 +214,7 @@ class Waiting:
         return cls(pad(features, batch_first=True), pad(tokens, batch_first=True), counts)
 
     def select(self, live: Tensor) -> Waiting:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         return Waiting(self.features[live], self.tokens[live], [self.counts[row] for row in live.tolist()])
 
 

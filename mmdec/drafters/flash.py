@@ -64,7 +64,7 @@ class Flash:
         self._columns.update(memory, draft, scores, verdict)
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         self._columns.select(memory, live)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:

@@ -98,7 +98,7 @@ class Lookup:
                 row.add(token)
 
     def select(self, memory: list[Row], live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:

@@ -151,7 +151,7 @@ class Medusa:
             memory.ranked = None
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         if memory.hidden is not None:
             memory.hidden = memory.hidden[live]
         block = memory.block

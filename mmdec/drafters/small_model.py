@@ -184,7 +184,7 @@ class SmallModel:
         self._commit(memory, paths)
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         if memory.session is None:
             return
         self._model.select(memory.session, live)

@@ -117,7 +117,7 @@ class TreeGrowing:
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         rows = live.tolist()
         memory.cache.select(live)
         memory.columns = [memory.columns[row] for row in rows]

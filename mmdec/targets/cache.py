@@ -164,7 +164,7 @@ class KVPool:
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only rows (K,) int64, in that order, and the first `length` columns."""
+        """Keep only the rows whose indices are in `rows` (K,) int64, in that order, and the first `length` columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
         old = self._pools
@@ -294,7 +294,7 @@ class RowLayout:
         return columns, begins
 
     def select(self, live: Sequence[int]) -> None:
-        """Keep only the rows `live`, in that order."""
+        """Keep only the rows whose indices are in `live`, in that order."""
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]

@@ -292,7 +292,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         if session.offsets is not None:

@@ -71,7 +71,7 @@ class UnitTarget:
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         cache = session.cache
         cache.own = [(keys[live], values[live]) for keys, values in cache.own]
         cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]

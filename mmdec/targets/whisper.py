@@ -228,7 +228,7 @@ class WhisperTarget(HfTarget):
 
     @torch.no_grad()
     def select(self, session: WhisperSession, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order, also of the encoder's states."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order, also of the encoder's states."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         session.states = session.states.index_select(0, live.to(session.states.device))
