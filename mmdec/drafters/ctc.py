@@ -1,9 +1,9 @@
-"""Drafts for a Whisper from what a CTC head hears in its encoder's states (Graves et al. 2006, Viterbi alignment).
+"""Drafts for a Whisper with a CTC head on its encoder's states (Graves et al. 2006, Viterbi alignment).
 
-The head writes the whole window at once, frame by frame, from the states that the decoder reads anyway. What is heard
-is wrong here and there; what the model has accepted is right. So each round the accepted text is aligned to the frames,
-and the draft goes on from the frame where it ends. What was heard is merged again into the model's own tokens, so that
-a word spelt in three pieces is drafted as the one token that the model has for it.
+The head transcribes the whole window at once, frame by frame, from the states that the decoder reads anyway. Its
+transcript has errors; the text that the model has accepted is right. So each round aligns the accepted text to the
+frames, and drafts the transcript from the frame where that text ends. The transcript's pieces are merged into the
+model's own tokens: a word that the head writes in three pieces is drafted as one token if the model has one for it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.phonetics.token_pieces import BLANK, FIRST, MARK, TokenPieces
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-STATES = 50  # of a Whisper's encoder in a second
-TIMES = 50  # timestamps in a second
-FLOOR = 6.0  # log-probability that one frame may cost at most: what was never heard must still be aligned
+STATES = 50  # encoder states per second of a Whisper
+TIMES = 50  # timestamp tokens per second
+FLOOR = 6.0  # the most log-probability that one frame may cost, so that accepted text the head missed can be aligned
 EQUAL = 1e-3  # paths whose log-probabilities differ by less are equally good
 EXACT = 0.3  # chance that a timestamp read from the frames is the model's own
-ENDS = 0.7  # chance that a text ends where nothing more is heard
+ENDS = 0.7  # chance that the text ends where the transcript has no more pieces
 
 
 @final
 class Alignment:
-    """The accepted pieces of a window, aligned to its frames; the next one takes time in the number of frames.
+    """Aligns the accepted pieces of a window to its frames. Adding a piece takes time linear in the number of frames.
 
-    Values are log-probabilities less those of the best path, so that 0 is the path that was heard. Entry f of an array
-    is for the frames before f.
+    Values are log-probabilities minus those of the head's best path, which therefore has 0. Entry f of an array is the
+    value over the frames before f.
     """
 
     def __init__(self, logprobs: np.ndarray) -> None:
-        """logprobs: (F, V) of the head."""
+        """logprobs: (F, V) the head's log-probability of each piece at each frame."""
         best = logprobs.max(1, keepdims=True)
         self._costs = np.maximum(logprobs - best, -FLOOR)
         self._silent = self._sums(BLANK)
-        self._closed = self._silent.copy()  # a blank came last, or nothing
-        self._open = np.full_like(self._closed, -np.inf)  # the last piece came last
+        self._closed = self._silent.copy()  # best alignments whose last frame is a blank, or that have no frame
+        self._open = np.full_like(self._closed, -np.inf)  # best alignments whose last frame is the last piece
         self._last = -1
         self.path = logprobs.argmax(1)
         self.chances = np.exp(best[:, 0])
@@ -53,7 +53,7 @@ class Alignment:
         return np.concatenate([[0.0], np.cumsum(self._costs[:, piece], dtype=np.float64)])
 
     def add(self, piece: int) -> None:
-        """The next accepted piece."""
+        """Extend the alignment by the next accepted piece."""
         before = self._closed if piece == self._last else np.maximum(self._closed, self._open)
         self._open = self._held(before, self._sums(piece))
         self._closed = self._held(self._open, self._silent)
@@ -61,20 +61,23 @@ class Alignment:
 
     @staticmethod
     def _held(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """One sign over at least one frame, from the best frame on at which it may begin."""
+        """Extend alignments by one piece or blank that lasts at least one frame and begins at the best frame.
+        before: (F + 1,) values of the alignments so far. sums: (F + 1,) cumulative values of the piece.
+        """
         held = np.full_like(before, -np.inf)
         held[1:] = sums[1:] + np.maximum.accumulate(before[:-1] - sums[:-1])
         return held
 
     def place(self) -> int:
-        """The frame from which the text most likely goes on; the last of equally good ones."""
+        """The frame at which the accepted text most likely ends; of equally good frames, the last one."""
         reached = np.maximum(self._closed, self._open)
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
-        """At most `most` pieces that the best path says from a frame on: (piece, frame, chance).
+        """At most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
 
-        A chance is the piece's own where it is surest, times that of the least sure blank before it.
+        A piece's chance is its probability at its first frame times the lowest probability of the blanks before it. If
+        its probability at a later frame is higher than that, it is taken instead.
         """
         found: list[tuple[int, int, float]] = []
         said, sure = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
@@ -95,9 +98,8 @@ class Alignment:
 
 @dataclass
 class Row:
-    """A row of a run: the tokens that are not aligned yet, and the last two."""
-
-    timed: bool  # whether the decode writes timestamps
+    """A row of a run: its accepted tokens that are not aligned yet (`waiting`), and its last two aligned tokens."""
+    timed: bool  # whether the model writes timestamps
     waiting: list[int] = field(default_factory=list[int])
     alignment: Alignment | None = None
     last: int = -1
@@ -106,7 +108,7 @@ class Row:
 
 @dataclass
 class Memory:
-    """The drafter's state of a run. The head reads the states when something is drafted first."""
+    """The drafter's state of a run. The head reads the states only at the first draft."""
 
     states: Tensor  # (B, S, D)
     rows: list[Row]
@@ -114,13 +116,13 @@ class Memory:
 
 @final
 class Ctc:
-    """Drafts what a CTC head hears. It holds weights only."""
+    """Drafts what a CTC head transcribes. It holds weights only; a run's state is in `Memory`."""
 
     needs = Needs(memory=True, stops=True)
 
     def __init__(self, head: CtcHead, pieces: TokenPieces, first_time: int, end: int) -> None:
-        """head: reads the encoder's states. pieces: what it writes. first_time: the token of 0 seconds. end: the token
-        that ends a text.
+        """head: the trained head. pieces: the vocabulary of its outputs. first_time: id of the timestamp token of 0
+            seconds. end: id of the token that ends a text.
         """
         if head.config.pieces != len(pieces):
             raise InputError(
@@ -150,14 +152,14 @@ class Ctc:
             raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
 
     def start(self, context: Context) -> Memory:
-        """Keep the encoder's states; nothing is computed yet."""
+        """Store the encoder's states; nothing is computed yet."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>
         return Memory(context.memory, [Row(int(row[-1]) != untimed) for row in context.tokens])
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row: what is heard after the accepted text, as far as the head is sure."""
+        """Draft a chain for each row: the head's transcript after the accepted text, as far as the head is sure."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
@@ -167,7 +169,7 @@ class Ctc:
         return chains(roots, [self._chain(row, depth, plan.threshold) for row in memory.rows])
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep the accepted tokens for the next draft."""
+        """Store the accepted tokens; they are aligned at the next draft."""
         for row, tokens, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             row.waiting += tokens[:length]
 
@@ -178,7 +180,7 @@ class Ctc:
 
     @torch.inference_mode()
     def _listen(self, states: Tensor) -> np.ndarray:
-        """Log-probabilities (B, F, V) of the pieces."""
+        """Run the head over states (B, S, D). Returns the log-probabilities (B, F, V) of the pieces."""
         weight = self.head.output.weight
         lengths = torch.full((len(states),), states.shape[1], device=weight.device)
         logits, _ = self.head(states.to(weight), lengths)
@@ -205,14 +207,14 @@ class Ctc:
         return draft
 
     def _continued(self, row: Row, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
-        """Tokens that are heard after the accepted ones, each with its chance given those before."""
+        """Tokens of the transcript after the accepted text, each with its chance given the tokens before it."""
         heard = alignment.heard(alignment.place(), 3 * depth + 3)
         found: list[tuple[int, float]] = []
         closed = row.last >= self.first_time and 0 <= row.before < self.first_time
         if row.timed and closed:  # a segment has ended, the next one begins at once
             found.append((row.last, 0.9))
         words: list[tuple[int, int, float]] = []
-        spoken = row.last < self.first_time  # a mark ends a segment that has words
+        spoken = row.last < self.first_time  # whether the open segment has words: only then a timestamp may end it
         for piece in heard:
             if piece[0] >= FIRST:
                 words.append(piece)
@@ -231,11 +233,11 @@ class Ctc:
         return found
 
     def _time(self, frame: int) -> int:
-        """The timestamp of a frame."""
+        """The timestamp token of a frame."""
         return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
-        """Pieces as the model's own tokens; a token's chance is that of all pieces in it."""
+        """Merge pieces into the model's tokens. A token's chance is the product of its pieces' chances."""
         texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
         ends = np.cumsum([len(text) for text in texts]).tolist()
         found: list[tuple[int, float]] = []

@@ -29,7 +29,7 @@ class Row:
         self.text: list[int] = []
         self._hashes = [0] * longest  # hashes of the last 1, 2, ... tokens
         self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
-        # hash -> (last end, the end before it)
+        # hash -> (where the n-gram last ended, where it ended the time before)
         self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
         for token in tokens:
             self.add(token)
@@ -55,8 +55,8 @@ class Row:
         return matches
 
     def copy(self, at: int, length: int) -> list[int]:
-        """Up to `length` tokens from position `at` on. At the end of the text the copy continues with its own
-        tokens."""
+        """Copy `length` tokens from position `at` on. A copy that reaches the end of the text continues with the tokens
+        that it has already copied."""
         tail = self.text[at : at + length]
         period = len(self.text) - at
         while len(tail) < length:

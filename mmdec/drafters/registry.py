@@ -1,9 +1,9 @@
 """The registry of drafters by name. No other module lists them.
 
-A drafter without weights is made by its `factory`. A drafter with weights names its `drafter` class and its `network`
-class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside the package may bring a
-`loader`. The entry also says whether drafter="auto" looks for the drafter by itself. A drafter's module is imported when
-its name is first used.
+A drafter without weights is made by its `factory`. A drafter with weights has an entry with its `drafter` class and its
+`network` class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside the package may have
+a `loader` of its own. The entry also says whether drafter="auto" looks for the drafter. A drafter's module is imported
+when its name is first used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METHODS = ("check", "start", "propose", "update", "select")  # methods of the pr
 
 @dataclass(frozen=True)
 class Entry:
-    """How to make a drafter: by its factory, from a folder with weights, or either way."""
+    """How to make a drafter: by its factory, from a folder with weights, or by both."""
 
     factory: Factory | str | None = None
     drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
@@ -48,8 +48,8 @@ class Entry:
         return self.network is not None or self.loader is not None
 
 
-AUTO = "auto"  # stands for a drafter of the model's own, see `mmdec.hub.auto_drafter`
-OTHERWISE = "lookup"  # what "auto" stands for if the model has no drafter with weights
+AUTO = "auto"  # this name chooses a drafter that was trained for the model, see `mmdec.hub.auto_drafter`
+OTHERWISE = "lookup"  # the drafter that "auto" chooses if the model has none with weights
 MEDUSA, CTC, TREE_GROWING, FLASH = (
     "mmdec.drafters.medusa:Medusa",
     "mmdec.drafters.ctc:Ctc",
@@ -144,7 +144,7 @@ def register_drafter(
 
 
 def _is_text(value: object) -> bool:
-    """Whether a caller passed a string, whatever the annotation says."""
+    """Whether the value is a string: callers without a type checker may pass anything."""
     return isinstance(value, str)
 
 
@@ -164,9 +164,9 @@ def loader_names() -> list[str]:
 
 
 def auto_names(speech: bool = False) -> list[str]:
-    """Names that "auto" looks for beside a model: built-in ones first, in order of preference.
+    """Names of the drafters that "auto" looks for beside a model: built-in ones first, in order of preference.
 
-    speech: of drafters for models that hear. Default False: of those for language models, also those that see.
+    speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
     """
     return [name for name, entry in _all().items() if entry.auto and entry.speech == speech]
 

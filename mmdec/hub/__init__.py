@@ -1,4 +1,4 @@
-"""Models on disk: found by name, path or hub id, loaded as parts, and written atomically. Safetensors only."""
+"""Finds models by name, path or hub id, loads their parts, and writes them atomically. Safetensors only."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -35,7 +35,7 @@ class DASpeechModelConfig(PreTrainedConfig):
 
     model_type = DASPEECH
 
-    def __init__(self, **settings: Any) -> None:  # its own: transformers gives subclasses without one a dataclass's
+    def __init__(self, **settings: Any) -> None:  # needed: transformers makes subclasses without `__init__` dataclasses
         self.settings = _own(settings)
         named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
         super().__init__(**named)
@@ -53,7 +53,7 @@ class DrafterModelConfig(PreTrainedConfig):
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    """The folder's own settings, without those that transformers adds; also undoes `to_dict`."""
+    """The settings of mmdec's config.json: the given ones without those that transformers adds in `to_dict`."""
     inner = settings.get("settings")
     if isinstance(inner, dict):
         return dict(inner)
@@ -127,9 +127,10 @@ class DASpeechModel(_Model):
         return cast(Any, model).to(dtype).eval()
 
     def forward(self, features: Tensor, *lengths: Tensor) -> Any:
-        """What the network's `source` takes -> the graphs of the batch, a `Lattice`.
+        """Predict the graphs of a batch, from the arguments of the network's `source`.
 
-        DASpeech: filterbanks (B, N, 80) and their frames (B,). A translator that hears: what its `features` gives.
+        For a DASpeech: filterbank features (B, N, 80), lengths (B,) in frames. For a `HeardTranslator`: the three
+        outputs of its `features`. Returns: a `Lattice`.
         """
         source = self.network.source(features, *lengths)
         return self.network.lattice(source.states, source.lengths, source.sizes)
@@ -147,7 +148,7 @@ class DrafterModel(_Model):
     base_model_prefix = "network"
 
     def __init__(self, config: DrafterModelConfig, network: Any = None, *beside: Any) -> None:
-        """beside: what the folder holds besides the network; heads' ranks, or a CTC head's pieces and tokens."""
+        """beside: the folder's other parts: the ranks of Medusa heads, or the pieces and tokens of a CTC head."""
         super().__init__(config)
         if network is None:
             raise InputError("`DrafterModel` must be made with `from_pretrained`. Its recipes train a new one.")

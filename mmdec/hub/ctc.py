@@ -1,7 +1,7 @@
-"""A CTC head that drafts, on disk: config.json, model.safetensors and a card.
+"""Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a card.
 
 model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.row_int8`), the draft vocabulary, and the merges of the
-model's tokenizer, by which what is heard becomes the model's tokens: the folder needs no tokenizer beside it.
+model's tokenizer, which turn the transcript into the model's tokens. So the folder needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ TABLES = ("pieces", "merges", "alphabet")
 
 @dataclass(frozen=True)
 class HeardTokens:
-    """Tokens of the model that drafts must know. base: its name; vocab_size: its tokens."""
-
-    first_time: int  # the timestamp of 0 seconds
-    end: int  # ends a text
+    """What the drafter knows of the model's tokens. base: the model's name. vocab_size: its number of tokens."""
+    first_time: int  # id of the timestamp token of 0 seconds
+    end: int  # id of the token that ends a text
     vocab_size: int
     base: str = ""
 
@@ -50,7 +49,8 @@ def save_ctc(
 ) -> Path:
     """Write a folder of a head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: what it writes. tokens: the model's. trained: what it was trained on, for the card.
+    head: the trained head. pieces: the vocabulary of its outputs. tokens: the model's tokens. trained: the training
+        data, as text for the card.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
@@ -88,7 +88,8 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens]:
-    """Head, pieces and the model's tokens, in float32 on the CPU. Raises InputError for a folder that is damaged."""
+    """Read the head, its pieces and the model's tokens, in float32 on the CPU. Raises InputError for a damaged
+    folder."""
     try:
         folder = Path(directory)
     except TypeError as error:

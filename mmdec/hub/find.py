@@ -16,7 +16,7 @@ from mmdec.checks.weights import PICKLES, read_settings
 from mmdec.types import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # of an installed wheel; of a checkout
+FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # the first in an installed wheel, the second in a checkout
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -31,7 +31,7 @@ def model_folders() -> tuple[Path, ...]:
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Names of the shipped models with this system or transformers model type; None: of all."""
+    """Names of the shipped models with this system or transformers model type; None: of all shipped models."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
@@ -78,9 +78,10 @@ def find(
 def drafter_by_name(
     drafter: object, argument: str = "folder", fetching: Mapping[str, Any] | None = None
 ) -> Path | None:
-    """The folder of a drafter that is not a local path, found by `drafter_path`; None for anything else.
+    """Resolve a drafter's name that is not a local path ("<model>/<drafter>", or a hub id) to its folder.
 
-    Every call that takes a drafter's folder uses this. Raises: InputError if there is no drafter of this name.
+    Every call that accepts a drafter's folder uses this. Returns: the folder; None for anything else.
+    Raises: InputError if there is no drafter of this name.
     """
     if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
         return drafter_path(drafter, fetching, argument)
@@ -125,9 +126,10 @@ def drafter_folder(model: Path, name: str) -> Path | None:
 
 
 def path_text(source: object, argument: str, rule: str) -> str:
-    """A path or name as text. Raises InputError for other types, and for text that cannot be a file's name."""
+    """Convert a path or name to text. Raises InputError for other types, and for text that cannot be a file's name.
+    argument, rule: name of the argument and what it must be, for the message."""
     try:
-        text = os.fspath(source)  # type: ignore[call-overload] # a TypeError for what is no path
+        text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
         if isinstance(text, str) and text:
             Path(text).exists()  # raises OSError if it is too long
             return text

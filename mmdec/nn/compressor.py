@@ -35,9 +35,9 @@ class Compressed:
 class Prune(nn.Module):
     """Keep one token of every `ratio`, drop the others.
 
-    The paper drops at random and does not define this for inference. "random": in training new tokens are drawn at each
-    call; in evaluation all images of the same length keep the same ones, so that an image always gives the same draft.
-    "strided": every `ratio`-th token, in training too (not in the paper).
+    how: which tokens to keep. The paper drops at random and does not define this for inference. "random": training
+        draws new tokens at each call; evaluation always keeps the same ones for images of the same length, so that an
+        image always gives the same draft. "strided": every `ratio`-th token, also in training (not in the paper).
     """
 
     def __init__(self, ratio: int, how: Pruning = "random") -> None:
@@ -75,7 +75,7 @@ class Pool(nn.Module):
         return Compressed(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
-        """(M, V): each row holds the shares of one window. This is `adaptive_avg_pool` as a matrix product."""
+        """(M, V): each row holds one window's weights. This is `adaptive_avg_pool` as a matrix product."""
         if self.grid is None or self.grid[0] * self.grid[1] != length:
             return _windows(length, -(-length // self.ratio))
         rows, columns = self.grid
@@ -140,8 +140,8 @@ class Resampler(nn.Module):
         """states (V, H) -> (Q, H). The key and value weights are applied to the few queries, so that no column is
         projected.
 
-        fc: (matrix (H, J), the map) if states are (V, J) and an affine map J -> H is still to be applied. Attention
-            weights sum to 1, so the map can be applied after averaging.
+        fc: (matrix (H, J), function), if the states are (V, J) and an affine map J -> H must still be applied: the
+            map's matrix, and the map itself. Attention weights sum to 1, so it can be applied after averaging.
         """
         heads = self.heads
         reading = torch.einsum("qhd,hdc->hqc", self.q, self.k_proj.weight.unflatten(0, (heads, -1)))
@@ -185,7 +185,8 @@ class TextOnly(nn.Module):
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """[begin, end) of each image from visual (L,) bool. grid: tokens of an image, which separates adjacent images."""
+    """The columns [begin, end) of each image, from visual (L,) bool. grid: rows and columns of every image's tokens, by
+    which adjacent images are separated."""
     edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
     runs = list(zip(edges[::2], edges[1::2], strict=True))
     size = 0 if grid is None else grid[0] * grid[1]
@@ -216,7 +217,7 @@ def last_positions(length: int, count: int, device: torch.device) -> Tensor:
 
 
 def _windows(length: int, count: int) -> Tensor:
-    """(count, length): the shares of windows that cover a line, as in `adaptive_avg_pool1d`."""
+    """(count, length): each row holds the weights of one averaging window, as in `adaptive_avg_pool1d`."""
     index = torch.arange(count)
     begins, ends = index * length // count, -(-(index + 1) * length // count)
     line = torch.arange(length)

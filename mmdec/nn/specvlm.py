@@ -58,7 +58,7 @@ class QuestionGate(nn.Module):
 
 
 def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
-    """Choose by logits (C,). In training also returns a factor of value 1 that carries the gate's gradient.
+    """Choose by logits (C,). Returns: the choice, and in training a factor of value 1 that carries the gate's gradient.
 
     Evaluation takes the best choice. Training takes Gumbel's top-1 with a straight-through gradient. The choices'
     outputs differ in length and cannot be summed, so the gradient is that of the chosen output times its relaxed
@@ -107,7 +107,7 @@ class ElasticCompressor(nn.Module):
         if variant == "weighted":
             if len(set(ratios)) > 1:
                 raise InputError(f"`ratios` must be equal to be mixed, but are {ratios}. 3 is the paper's.")
-            grid = None  # windows of a grid may differ in number from the other two's outputs
+            grid = None  # with a grid, pooling may give another number of outputs than the other two compressors
         makers: dict[str, Callable[[], nn.Module]] = {
             "prune": lambda: Prune(prune, pruning),
             "pool": lambda: Pool(pool, grid),

@@ -1,1 +1,1 @@
-"""Targets: adapters that score drafts with one kind of model. They do not depend on how drafts are made."""
+"""Targets: each adapts one kind of model to score drafts. They do not depend on how drafts are made."""

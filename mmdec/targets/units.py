@@ -64,7 +64,7 @@ class UnitTarget:
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
 
     def commit(self, session: UnitSession, verdict: Verdict) -> None:
-        """Move each row's accepted columns to the end of its own."""
+        """Move each row's accepted columns to the end of its text, and drop the others."""
         columns, begins = session.rows.commit(verdict.path.tolist())
         for part in (part for pair in session.cache.own for part in pair):  # (B, H, size, D)
             kv_gather(part, columns, begins)

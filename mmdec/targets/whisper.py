@@ -1,8 +1,8 @@
 """Whisper's decoder as a target: it scores token trees, given one window's encoder states.
 
-transformers' own long-form code (windows, fallback, timestamps, prompts) calls the loop once for each window and
-temperature by `custom_generate`. The input here is one batch of encoded windows and the decoder's prompts. The last
-part of the file is what `generate` does besides the loop: logits processors, attention, warnings.
+transformers' own long-form code (windows, fallback, timestamps, prompts) calls the loop through `custom_generate`, once
+for each window and temperature. The input here is one batch of encoded windows and the decoder's prompts. The last part
+of the file handles what `generate` does besides the loop: logits processors, attention, warnings.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 ATTENTION = ("sdpa", "eager")
 N = TypeVar("N", bound=nn.Module)
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
-# inputs without effect on a pass; Whisper masks no features
+# inputs that are ignored, because they do not change a pass: Whisper's encoder uses no attention mask
 LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
@@ -61,7 +61,7 @@ class WhisperPrompt:
     ids: Tensor  # (B, P)
     states: Tensor  # (B, S, H)
     mask: Tensor  # (B, P) bool
-    mask_given: Tensor | None  # if the caller gave one
+    mask_given: Tensor | None  # the caller's mask, if there was one
     positions: Tensor  # (B, P)
     holes: bool  # whether a row has padding after its first token
 
@@ -115,8 +115,8 @@ class WhisperSession:
     rows: RowLayout
     states: Tensor  # (B, S, H)
     layers: tuple[int, ...]
-    quick: FastDecoder | None  # for drafts, where the model allows it
-    fast: FastRun | None = None  # scores drafts in fixed shapes, where that pays
+    quick: FastDecoder | None  # scores drafts with less Python overhead; None if the model does not allow it
+    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
 
 
 @final
@@ -161,9 +161,8 @@ class WhisperTarget(HfTarget):
         """Run the decoder's prompt.
 
         inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional decoder_attention_mask (B,
-            P), padded on the left; past_key_values, which must be empty. At batch 1 it is filled as `generate` would
-            (for larger batches
-            see `reread`).
+            P), padded on the left; optional past_key_values, which must be empty. At batch 1 this cache is filled as
+            `generate` would fill it; for larger batches see `reread`.
         """
         check_layers(needs, self.layers - 1)  # transformers gives the last layer's output with its norm only
         prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
@@ -356,11 +355,10 @@ def output_states(
 def _steps(
     layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """Split each layer's (..., T, ...), with `length` columns along `axis`, by step: the prompt's part, then single
-    columns.
-
-    layers: may be () ("sdpa" returns no attentions), which gives empty tuples. square: attentions, cut at their own
-        column.
+    """Split each layer's tensor, which has `length` columns along `axis`, by decoding step: first all columns of the
+    prompt, then one column for each step.
+    layers: one tensor for each layer; () gives empty tuples ("sdpa" returns no attentions). square: whether these are
+        attention maps, whose keys are then cut at the step's own column.
     Returns: one tuple of layers for each step.
     """
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
@@ -390,16 +388,17 @@ def generate_processors(
     return processors
 
 
-FEW = range(2, 11)  # columns whose product with a large vocabulary is faster transposed
-LARGE = 2**14  # tokens of such a vocabulary
+FEW = range(2, 11)  # numbers of columns for which a large vocabulary's product is faster transposed
+LARGE = 2**14  # minimum number of tokens in a large vocabulary
 
 
 def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
-    """The output layer of states (B, N, H) -> logits (B, N, V).
+    """Apply the output layer to states (B, N, H) -> logits (B, N, V).
 
-    On a CPU and in float32 a few columns are multiplied as (W hT)T: matrix libraries split that product along the
-    vocabulary. Measured on an EPYC, one thread, 51,865 tokens of 512 channels: 2 / 3 / 4 / 8 columns 22 / 34 / 19 / 22
-    ms so far, 6 / 9 / 9 / 14 ms transposed; 12 and more are slower. The order of sums differs: logits by up to 1e-6.
+    On a CPU and in float32, the product for a few columns is computed transposed, as (W hT)T: matrix libraries split
+    that product along the vocabulary. Measured on an EPYC, one thread, 51,865 tokens of 512 channels, 2 / 3 / 4 / 8
+    columns: 22 / 34 / 19 / 22 ms without, 6 / 9 / 9 / 14 ms with it; with 12 and more columns it is slower. The sums
+    have another order, so logits differ by up to 1e-6.
     """
     columns = states.shape[0] * states.shape[1]
     plain = type(output) is nn.Linear and output.bias is None and not hooked(output)
@@ -417,7 +416,7 @@ HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwar
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
     """Whether the decoder can be called with another attention implementation without changing the model.
 
-    A `forward` that was replaced on a module belongs to that module, and reads its settings.
+    That is not possible where a module's `forward` was replaced: it is bound to that module and reads its settings.
     """
     return not any("forward" in vars(module) for module in model.model.decoder.modules())
 
@@ -450,13 +449,13 @@ def shallow(module: N) -> N:
 def encoding_once(
     model: WhisperForConditionalGeneration, on_pass: Callable[[Tensor, float], None], own_config: bool = True
 ) -> WhisperForConditionalGeneration:
-    """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
+    """A copy of the model for one call of `generate`; its encoder stores the states of the last batch of windows.
 
-    `generate` encodes a window for its text, and once more to detect the language, to tell silence, and at each
-    temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions of
-    the encoder are not given.
-
-    on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
+    `generate` encodes a window for its text, and again to detect the language, to detect silence, and at each
+    temperature of a fallback. The given model is not changed, so other threads may use it meanwhile. The encoder
+    returns no attentions.
+    on_pass: called for each encoding with the features (B, mels, T) and the seconds of the encoder's pass, or 0 if the
+        states were stored.
     own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
     """
     outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
@@ -472,7 +471,7 @@ def encoding_once(
 
 @final
 class _Remembering:
-    """Runs an encoder, or gives the states of the last windows again, row by row."""
+    """Runs an encoder. If every window is one of the last batch's, it returns the stored states instead."""
 
     def __init__(self, encoder: nn.Module, on_pass: Callable[[Tensor, float], None]) -> None:
         self._encoder, self._on_pass = encoder, on_pass
@@ -493,12 +492,12 @@ class _Remembering:
         return BaseModelOutput(last_hidden_state=self._states if whole else self._states[rows])
 
     def _rows(self, features: Tensor) -> list[int] | None:
-        """The row of the last features that each row equals; None if one is new."""
+        """For each row of the features, the index of an equal row in the last batch; None if a row has no equal."""
         if self._last is None or self._last.shape[1:] != features.shape[1:]:
             return None
         rows = list[int]()
         for index, row in enumerate(features):
-            order = sorted(range(len(self._last)), key=lambda other: other != index)  # used at once
+            order = sorted(range(len(self._last)), key=lambda other: other != index)  # try the same index first
             same = next((other for other in order if torch.equal(self._last[other], row)), None)
             if same is None:
                 return None
