@@ -106,6 +106,7 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 
 def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
     """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
+
     room: the maximum depth of each row's draft. A row ends there, and the model may have no position for deeper nodes.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)

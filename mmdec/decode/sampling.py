@@ -70,6 +70,7 @@ class WholeBatchCriterion:
 @dataclass(frozen=True, eq=False)
 class Suppression:
     """A processor that forbids `tokens` (K,) int64, at every position or only at one.
+
     only_at: forbid them only where the text, prompt included, has this many columns; None: everywhere. As nothing else
         is read, the processor can be applied to all nodes of a draft at once.
     """

@@ -62,6 +62,7 @@ class Alignment:
     @staticmethod
     def _held(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """Extend alignments by one piece or blank that lasts at least one frame and begins at the best frame.
+
         before: (F + 1,) values of the alignments so far. sums: (F + 1,) cumulative values of the piece.
         """
         held = np.full_like(before, -np.inf)
@@ -99,6 +100,7 @@ class Alignment:
 @dataclass
 class Row:
     """A row of a run: its accepted tokens that are not aligned yet (`waiting`), and its last two aligned tokens."""
+
     timed: bool  # whether the model writes timestamps
     waiting: list[int] = field(default_factory=list[int])
     alignment: Alignment | None = None
@@ -122,7 +124,7 @@ class Ctc:
 
     def __init__(self, head: CtcHead, pieces: TokenPieces, first_time: int, end: int) -> None:
         """head: the trained head. pieces: the vocabulary of its outputs. first_time: id of the timestamp token of 0
-            seconds. end: id of the token that ends a text.
+        seconds. end: id of the token that ends a text.
         """
         if head.config.pieces != len(pieces):
             raise InputError(

@@ -32,6 +32,7 @@ DECAY = 2.0  # prior chance that the k-th best token is right where the best is 
 @dataclass
 class Block:
     """State of Medusa-Block's extra layer. Row r's positions are the columns 0 .. lengths[r] of `keys` and `values`."""
+
     memory: Pair  # keys and values of the encoder's states, for cross-attention
     keys: Tensor  # (B, heads, C, D)
     values: Tensor

@@ -37,13 +37,13 @@ from mmdec.types import Drafter, InputError
 
 SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"
-VALUES = 2  # read of each tensor
-ROUNDED, TINY = 2**-8, 1e-7  # of a value, and absolute: differences up to these come from bfloat16 or float16
-TUNED = 0.3  # of a value: the largest median difference of a fine-tuned model; of other models it is 1 or more
+VALUES = 2  # number of values compared in each tensor
+ROUNDED, TINY = 2**-8, 1e-7  # maximum relative and absolute differences after rounding to bfloat16 or float16
+TUNED = 0.3  # maximum median relative difference of a fine-tuned model's values; other models differ by 1 or more
 
 Load = Callable[[Path], Drafter]
 _loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()
-_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings given already
+_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings already given for each model
 _matches: WeakKeyDictionary[nn.Module, dict[object, str]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -94,6 +94,7 @@ def _shipped(model: PreTrainedModel) -> Iterator[Path]:
 
 def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
     """Whether shipped drafters fit this model.
+
     file: the `drafters.json` of the drafters. A damaged file matches no model.
     Returns: "same" if the model has the same weights, in any dtype; "tuned" if it was fine-tuned from them; else "".
     """

@@ -33,6 +33,7 @@ TABLES = ("pieces", "merges", "alphabet")
 @dataclass(frozen=True)
 class HeardTokens:
     """What the drafter knows of the model's tokens. base: the model's name. vocab_size: its number of tokens."""
+
     first_time: int  # id of the timestamp token of 0 seconds
     end: int  # id of the token that ends a text
     vocab_size: int

@@ -127,7 +127,9 @@ def drafter_folder(model: Path, name: str) -> Path | None:
 
 def path_text(source: object, argument: str, rule: str) -> str:
     """Convert a path or name to text. Raises InputError for other types, and for text that cannot be a file's name.
-    argument, rule: name of the argument and what it must be, for the message."""
+
+    argument, rule: name of the argument and what it must be, for the message.
+    """
     try:
         text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
         if isinstance(text, str) and text:

@@ -99,6 +99,7 @@ def _no_place(model: object) -> InputError:
 
 def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
     """Load heads in float32 on the CPU, without a model. Returns: the heads, and the chances [head][rank] if stored.
+
     Raises: InputError if the folder holds no heads, or they are damaged.
     """
     config, ranks, state = _read(Path(directory))

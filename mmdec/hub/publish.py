@@ -103,7 +103,9 @@ def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
 
 def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> None:
     """Raise InputError if `target` holds files that its replacement `fresh` lacks, because they would be lost.
-    also: names of files that may be lost."""
+
+    also: names of files that may be lost.
+    """
     if not target.is_dir():
         return
     replaced = {*(path.name for path in fresh.iterdir()), *also}

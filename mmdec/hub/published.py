@@ -58,9 +58,9 @@ EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mas
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?(fc\.weight|fc_gate\.weight|imadpt\..*)")
 VISION = ("vision_config", "mm_vision_tower")  # settings that only models with images have
-PLAIN_ROPE = ("default", "mrope")  # for text M-RoPE's three axes are equal
+PLAIN_ROPE = ("default", "mrope")  # in a text, M-RoPE's three positions are equal
 SCALED_ROPE = ("linear", "llama3", "yarn")
-# speculators' and z-lab's other drafters: {name in config.json: how people call it}
+# speculators' and z-lab's other drafters: {name in config.json: usual name}
 OTHERS = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark", "xpress": "XPress", "mtp": "MTP"}
 
 
@@ -382,6 +382,7 @@ def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, tensor: str) -> bool:
     """Whether the folder holds a norm's weights. flag: the option in its config. tensor: the weights' name.
+
     Raises: InputError if the two contradict each other.
     """
     holds = tensor in checkpoint.state

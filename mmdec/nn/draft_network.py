@@ -93,7 +93,7 @@ class DraftConfig:
         return self.hidden_size
 
     def for_depth(self, layers: int) -> Self:
-        """The same configuration for a target with `layers` layers; EAGLE-3 has other default `layers` for each depth."""
+        """The same configuration for a target with `layers` layers, on which EAGLE-3's default `layers` depend."""
         return self
 
     @property

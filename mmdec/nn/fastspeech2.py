@@ -250,6 +250,7 @@ class FastSpeech2(nn.Module):
 
 def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
     """Repeat the vector of each phone, x (B, K, d), for its duration (B, K) in frames.
+
     Returns: (B, F, d), and the lengths (B,) in frames, at most `max_frames`.
 
     F is the longest row's, at least 1. Frames beyond a row's length repeat its last phone: mask them.

@@ -63,6 +63,7 @@ class HeardTranslator(PiecesToUnits):
 
     def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Compute features of 16 kHz samples, (T,) each.
+
         Returns: features (B, mels, F); frames (B,); counts (B,), how many encoder states of each the head reads.
         """
         return sound_features(sounds, self.sizes.encoder, tail=TAIL)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 EVERY = 4  # steps between two divisions by the maximum
-DRIFT = 60.0  # maximum fall of a state in between, as a logarithm
+DRIFT = 60.0  # maximum fall of a state between two such divisions, as a logarithm
 TRUSTED = 640.0 - DRIFT
-LARGEST = 700.0  # logarithm of a factor at most: exp overflows at 709
+LARGEST = 700.0  # maximum logarithm of a factor: exp overflows at 709
 STRIP = 128  # rows of the links that are processed together, without their columns on the left
 NEG_INF = -math.inf
 # of `scan_vertices`:

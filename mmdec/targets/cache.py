@@ -251,7 +251,9 @@ class RowLayout:
     @classmethod
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
         """The layout after a prompt's pass, once padding inside a row is removed. mask: (B, C) bool, False at padding.
-        positions: (B, C)."""
+
+        positions: (B, C).
+        """
         starts = mask.long().argmax(1).tolist()
         ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
         last = positions[:, -1].tolist()
@@ -287,6 +289,7 @@ class RowLayout:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
         """Accept each row's path: its node indices, padded with -1. Extends the rows by it.
+
         Returns: for each row, the columns to keep, and the column to which the first of them moves.
         """
         begins = self.ends

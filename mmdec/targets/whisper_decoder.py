@@ -108,7 +108,9 @@ class _Layer:
 
     def __call__(self, x: Tensor, extend: Callable[..., Pair], memory: Pair, mask: Tensor | None) -> Tensor:
         """Run the layer over x (B, N, H). extend: appends keys and values of x to the cache's, and returns all of them.
-        memory: keys and values of the encoder's states. mask: (B, 1, N, S + N) additive, or None."""
+
+        memory: keys and values of the encoder's states. mask: (B, 1, N, S + N) additive, or None.
+        """
         y = self.own_norm(x)
         x = x + self.own(y, extend(*self.own.pair(y)), mask)
         x = x + self.memory(self.memory_norm(x), memory, None)
