@@ -55,7 +55,8 @@ def hardware(
 ) -> dict[str, Any]:
     """The machine and settings of a measurement: `stamp`, and the arguments.
 
-    device, dtype: of the model's weights; None if unknown. batch: recordings or prompts per batch, or several sizes.
+    device, dtype: device and dtype of the model's weights; None if unknown. batch: recordings or prompts per batch, or
+        several such numbers.
     threads: number of torch's threads on the CPU.
     """
     return {

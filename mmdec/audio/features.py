@@ -26,7 +26,8 @@ def fbank(samples: Tensor) -> Tensor:
     """16 kHz samples (T,) to the encoder's features (N, 80): Kaldi filterbanks, mean 0 and variance 1 per utterance.
 
     Fewer samples than one 25 ms window (400) are padded with zeros to one frame. transformers' own spectrogram gives
-    the same and takes four times as long (14.3 ms for 10 s of sound, 3.7 here), 3 % of a short translation.
+    the same features in four times the time (14.3 ms for 10 s of sound, 3.7 ms here); that is 3 % of a short
+    translation.
     """
     if samples.shape[-1] < 400:
         samples = torch.nn.functional.pad(samples, (0, 400 - samples.shape[-1]))

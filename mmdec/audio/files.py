@@ -1,7 +1,8 @@
 """Reads and writes sound files. A header may show that a file is too long, but its length is never trusted to be all of
 the file. Output is written atomically.
 libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka. It
-contains FFmpeg, which is told the format here: among the formats that it guesses, some open other files or the network.
+contains FFmpeg, which gets the format from this module: if it guessed, some formats could open other files or the
+network.
 FFmpeg reads only the open file, and decodes only the first sound track.
 """
 
@@ -65,7 +66,9 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
     of = _of(source)
     for rate, block in _blocks(source, max_seconds):  # (<= 2^20 / channels, channels)
         rates.append(rate)
-        peak = float(np.fmax.reduce(np.abs(block), axis=None, initial=peak))  # of all channels: two may cancel
+        peak = float(
+            np.fmax.reduce(np.abs(block), axis=None, initial=peak)
+        )  # of all channels: in the mix, two may cancel
         with np.errstate(all="ignore"):  # infinite samples are detected below
             blocks.append(block.mean(axis=1))
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
@@ -78,7 +81,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
     """Measure a sound file's length in seconds, by decoding it to its end. Raises InputError as `load_audio` does."""
     of, seconds, peak = _of(path), 0.0, 0.0
     for rate, block in _blocks(path, MAX_SECONDS):
-        with np.errstate(all="ignore"):  # as `load_audio` mixes it down
+        with np.errstate(all="ignore"):  # the same mix as in `load_audio`
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
         seconds += len(block) / rate

@@ -93,7 +93,7 @@ def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: s
 
 
 def check_path(name: str, value: object, remedy: str) -> Path:
-    """Check for a path that is not empty; bytes are refused."""
+    """Check for a path that is neither empty nor bytes."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
     return Path(cast(str, value))

@@ -58,7 +58,7 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     try:
         file = Path(os.fsdecode(path))  # "" would be the current directory
         _check_regular(os.stat(file).st_mode, name, argument)
-        # in case a pipe replaces it meanwhile
+        # do not block if a pipe has replaced the file meanwhile
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         descriptor = os.open(file, flags)
     except FileNotFoundError as error:
@@ -109,7 +109,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno is None:
             raise
-        # names `path` instead of the temporary file
+        # show `path` in the message instead of the temporary file
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 

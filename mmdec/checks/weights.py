@@ -245,7 +245,7 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
 
     bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # loading takes less than a second, and stderr belongs to the caller
-    logging.set_verbosity_error()  # the error below names missing weights
+    logging.set_verbosity_error()  # missing weights raise the error below instead of a warning
     try:
         loaded: Any = network.from_pretrained(
             None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True

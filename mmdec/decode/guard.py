@@ -61,7 +61,7 @@ class Guard:
         assert self.drafter is not None
         try:
             return call(*arguments)
-        except Exception as error:  # drafters are foreign code: any error only ends the drafting
+        except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
             name = self.drafter.name
             warnings.warn(
                 f"drafter '{name}' failed and is left out from here on; the output is not affected "

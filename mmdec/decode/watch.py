@@ -33,9 +33,10 @@ class Stopwatch:
         return time.perf_counter()
 
     def processor(self) -> float:
-        """CPU seconds of this thread, since some fixed moment; wall-clock seconds where these mean nothing.
+        """CPU seconds of this thread, since some fixed moment.
 
-        That is the case on a GPU, whose work takes no CPU time, and on Windows, which counts in steps of 16 ms.
+        It returns wall-clock seconds for a GPU, whose work takes no CPU time, and on Windows, which counts CPU time in
+        steps of 16 ms.
         """
         counts = self._device.type == "cpu" and sys.platform != "win32"
         return time.thread_time() if counts else time.perf_counter()

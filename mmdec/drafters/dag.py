@@ -5,7 +5,7 @@ alpha_t(j) = P(y_1..y_t, a_t = v_j) and the links E, it is P(y | y_1..y_t) ~ sum
 reaches the last vertex, which emits </s>. An accepted prefix therefore needs no alignment, only one product with E for
 each unit, also where it differs from the graph's best path.
 
-The graph of one utterance takes the place of weights: make one drafter for each call.
+The drafter has the graph of one utterance instead of weights: make one drafter for each call.
 """
 
 from __future__ import annotations

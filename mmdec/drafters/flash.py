@@ -39,7 +39,7 @@ class Flash:
         tree: bool | None = None,
     ) -> None:
         """network: FLASH's head. embedding, output, width: as for `TreeGrowing`.
-        tree: whether to make a tree of the slots; None: as the network's configuration says.
+        tree: whether to make a tree of the slots; None: the network's configuration decides.
         Raises: InputError as `TreeGrowing`.
         """
         self._columns = TreeGrowing(network, embedding, output, width)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-BASE = 1_000_003  # of the polynomial hash modulo MODULUS; a match is verified token by token
+BASE = 1_000_003  # base of the polynomial hash modulo MODULUS; a match is verified token by token
 MODULUS = (1 << 61) - 1
 
 
@@ -66,7 +66,8 @@ class Row:
 
 @final
 class Lookup:
-    """Copies from the prompt and the generated text. Has no weights, fits every target, takes microseconds."""
+    """Copies from the prompt and the generated text. It has no weights, works with every target, and takes
+    microseconds."""
 
     needs = Needs()
 

@@ -38,7 +38,7 @@ class Entry:
     loader: Loader | str | None = None  # only for a drafter from outside the package
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
     speech: bool = (
-        False  # whether it drafts for models that hear; others draft for language models, also those that see
+        False  # whether it drafts for speech models; others draft for language models, with or without images
     )
     note: str = ""  # one line on how it drafts, shown by the demo
 
@@ -191,7 +191,8 @@ def named_drafter(name: str) -> Drafter:
     """Make a drafter from a registered name or a dotted path.
 
     name: a registered name, or "package.module:Class" of a class that needs no arguments.
-    Raises: InputError if the name needs a folder, names no class, or its class needs arguments.
+    Raises: InputError if a drafter of this name needs a folder, if there is no such drafter, or if its class needs
+        arguments.
     """
     entry = drafter_entry(name)
     if entry is not None and entry.factory is None:
@@ -229,7 +230,7 @@ def is_dotted(text: str) -> bool:
 
 
 def import_dotted(path: str, argument: str = "drafter") -> Any:
-    """Import the object that "package.module:Class" names. Raises InputError if that fails, naming `argument`."""
+    """Import the object at the dotted path "package.module:Class". Raises InputError about `argument` if that fails."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)

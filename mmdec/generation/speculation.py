@@ -104,7 +104,7 @@ def generate(
     Returns: a `Generation`: the sequences (B, L), and what happened in each round.
     Raises: InputError for beam search, a cache that cannot be rolled back, a drafter with another vocabulary, or a
         wrong argument.
-    Source: speculative decoding (Leviathan et al. 2023); the rules' papers are named in `mmdec.decode.verify`.
+    Source: speculative decoding (Leviathan et al. 2023); for the rules' papers see `mmdec.decode.verify`.
     """
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)
@@ -290,7 +290,7 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
 def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     """Raise InputError for options of `generate` that would fail or exhaust the memory before the loop starts.
 
-    named: the inputs by name.
+    named: the model's inputs, by name.
     """
     if "custom_generate" in options:
         raise InputError(

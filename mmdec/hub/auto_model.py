@@ -3,8 +3,8 @@
     model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
     drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
 
-It works after `import mmdec`. AutoModel needs a folder whose config.json names its `model_type`, as newly written ones
-do; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
+It works after `import mmdec`. AutoModel needs a folder whose config.json has a `model_type`, as newly written ones
+have; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
 folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
 """
 
@@ -42,7 +42,7 @@ class DASpeechModelConfig(PreTrainedConfig):
 
 
 class DrafterModelConfig(PreTrainedConfig):
-    """The configuration of a draft network; `settings["system"]` names its class, as in `mmdec.drafters.registry`."""
+    """The configuration of a draft network; `settings["system"]` is the drafter's name in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
 
@@ -98,7 +98,7 @@ class _Model(PreTrainedModel):
         raise NotImplementedError
 
     def _init_weights(self, module: Any) -> None:
-        """Do nothing: all weights are loaded."""
+        """Do nothing, because all weights are loaded from files."""
 
 
 class DASpeechModel(_Model):

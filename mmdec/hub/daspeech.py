@@ -44,7 +44,7 @@ DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
-# separate files, because code hosts refuse large ones
+# separate files, because code hosts do not accept large ones
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
 NEEDED = ("config.json", *WEIGHTS, "units.json")
@@ -124,7 +124,7 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardPa
 
     Card, confidence and provenance are copied only if the weights are still those of the source folder: their figures
     would not hold for others. Raises: InputError for another vocoder than the model's own, or if the target folder
-    holds foreign files.
+    holds files that are not a model's.
     """
     vocoder = check_model_vocoder(parts.vocoder)
     target = Path(directory)

@@ -69,7 +69,7 @@ def load_drafter(
     model: the loaded target model.
     argument: the name of `folder` in error messages. Default "folder".
     revision: branch, tag or commit of a hub id. Default: the main branch.
-    token: for a hub id that is not open to all, as `huggingface_hub` takes it. Default: that of `hf auth login`.
+    token: access token for a private or gated hub id, as for `huggingface_hub`. Default: that of `hf auth login`.
     Returns: the drafter.
     Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """

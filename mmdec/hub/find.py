@@ -53,7 +53,8 @@ def find(
 ) -> Path:
     """Resolve a shipped name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") to a directory.
 
-    system: errors list the shipped models of this system; None: of all. files: patterns of files to download.
+    system: error messages list the shipped models of this system; None: all shipped models. files: patterns of the
+        files to download.
     fetching: options of `snapshot_download`.
     Returns: the directory, whose content the caller checks.
     """
@@ -110,7 +111,7 @@ def drafter_path(
         found = download(text, HUB_FILES, argument, fetching)
         if any(found.glob("*.safetensors")):
             return found
-        # older drafters were published as pickles only, of which nothing but tensors is read
+        # some older drafters were published as pickles only; from these, only tensors are read
         return download(text, [*HUB_FILES, *DRAFTER_PICKLES], argument, fetching)
     raise InputError(
         f"`{argument}` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a "
@@ -161,7 +162,8 @@ def download(
 ) -> Path:
     """Download a repository of the hub, "owner/name" or "owner/name@revision", into the local cache.
 
-    fetching: further options of `snapshot_download`. Raises: InputError that says how to get the model, also offline.
+    fetching: further options of `snapshot_download`. Raises: InputError if that fails, with a message that explains how
+        to get the model, also without a network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError

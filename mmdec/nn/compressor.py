@@ -1,8 +1,8 @@
 """Compressors shorten an image's visual tokens for the drafter: SpecVLM's (arXiv 2509.11815, section 3.2) and FLASH's
 latent attention (arXiv 2505.12728, section 3.2).
 
-V visual tokens of one image in, M out, H channels. Each image is compressed separately, whatever its length. Where a
-paper leaves a choice open there is an option, and its docstring says so.
+V visual tokens of one image in, M out, H channels. Each image is compressed separately and may have any length. What a
+paper does not specify is an option, and its docstring says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Compressed:
     """A compressed image."""
 
     states: Tensor  # (M, H)
-    positions: Tensor  # (M,) int64: the token among V whose text position each state takes
+    positions: Tensor  # (M,) int64: for each state, the index among the V tokens of the one whose position it gets
     kept: Tensor  # (V,) in [0, 1]: each token's largest weight in any output
 
 
@@ -50,7 +50,7 @@ class Prune(nn.Module):
         return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
     def indices(self, length: int) -> Tensor:
-        """Indices (M,) of the kept tokens, in order."""
+        """Indices (M,) of the tokens that are not dropped, in order."""
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
@@ -108,7 +108,7 @@ class Convolution(nn.Module):
         filled = states
         if count * self.ratio > length:
             filled = torch.cat([states, states[-1:].expand(count * self.ratio - length, -1)])
-        if self.conv.groups > 1:  # torch's own depthwise convolution takes many times as long
+        if self.conv.groups > 1:  # torch's own depthwise convolution is many times slower
             assert self.conv.bias is not None
             out, taps = self.conv.bias.expand(count, -1), self.conv.weight[:, 0].T.contiguous()
             for tap in range(self.ratio):

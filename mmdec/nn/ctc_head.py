@@ -1,4 +1,4 @@
-"""A CTC head: from the states of a frozen encoder to pieces of text, frame by frame (Graves et al. 2006).
+"""A CTC head: it predicts pieces of text, frame by frame, from the states of a frozen encoder (Graves et al. 2006).
 
 It has convolutions only: the encoder's states already depend on the whole recording. A translator and a drafter use the
 same network, each with its own vocabulary of pieces.

@@ -93,8 +93,9 @@ class ElasticCompressor(nn.Module):
         depthwise: bool = True,
     ) -> None:
         """sizes: (J, H). variant, choices: see above.
-        ratios: of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
-        resampler: its queries and heads. grid: rows and columns of an image's tokens. pruning: see `Prune`.
+        ratios: the ratios of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
+        resampler: the resampler's number of queries and of heads. grid: rows and columns of an image's tokens. pruning:
+            see `Prune`.
         depthwise: whether the convolution (in the paper "vanilla") runs per channel and before fc. False: H x H x ratio
             weights after fc has read all columns, which costs three quarters of what an image costs EAGLE.
         """

@@ -5,7 +5,7 @@ graph's last vertex, jumps forward only (DASpeech, section 3.1). The inputs are 
 links, on any device:
 
 match          (B, M, L)  log P(y_t | v_j)
-links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are ignored, whatever they hold
+links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are never read
 target_lengths (B,)       1 .. M
 graph_lengths  (B,)       1 .. L
 

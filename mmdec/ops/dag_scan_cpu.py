@@ -21,7 +21,7 @@ TRUSTED = 640.0 - DRIFT
 LARGEST = 700.0  # maximum logarithm of a factor: exp overflows at 709
 STRIP = 128  # rows of the links that are processed together, without their columns on the left
 NEG_INF = -math.inf
-# of `scan_vertices`:
+# constants of `scan_vertices`:
 BLOCK = 48  # vertices in a block: larger blocks take less time, but allow their states to fall less
 AT_ONCE = 8192  # maximum numbers in a block's states: from 9216 on, OpenBLAS uses a second thread for a vector product
 HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, the token gets a new unit

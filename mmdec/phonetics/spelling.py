@@ -35,7 +35,7 @@ _NAME = "\x01"  # this sign after a letter means: read the letter's name
 _SHORT = re.compile(rf"\b({'|'.join(ABBREVIATIONS)})\.(?=\s)|\b(?-i:No)\.(?=\s?[0-9])", re.IGNORECASE)
 _INITIALS = re.compile(r"\b(?:[a-zA-Z]\.){2,}|\b[A-Z]\.(?=\s[A-Z])")
 _TOKEN = re.compile(rf"[a-zA-Z]{_NAME}|[a-zA-Z]+(?:'[a-zA-Z]+){{0,2}}'?|[,;:.?!()\u2013\u2014\u2026\n]|\s-+\s|--+")
-_ENDINGS = ("able", "less", "ward")  # as endings, pronounced differently from the words of the same spelling
+_ENDINGS = ("able", "less", "ward")  # endings that are pronounced differently from the words of the same spelling
 _VOWEL_LETTERS = frozenset("aeiouy")
 _LETTERS = re.compile(r"[a-z]+")
 

@@ -336,7 +336,7 @@ class DecoderTarget(HfTarget, ABC):
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Whether the caller reads the cache after the run: it gave one, or asks for one in the output."""
+        """Whether the caller reads the cache after the run: it passed one, or the output must contain one."""
         cache = inputs.get("past_key_values")
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 

@@ -254,7 +254,7 @@ def _probe(
             for name in _numbers(kind, config, given):
                 with suppress(Exception):  # the number may not be a window, and the class may reject a smaller one
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
-    except Exception as error:  # a foreign class may raise anything
+    except Exception as error:  # a class from outside transformers may raise anything
         message = " ".join(str(error).split())[:200]
         return (
             f"is not known, and could not be tried: two layers of it with {VOCABULARY} tokens fail "
@@ -266,7 +266,8 @@ def _probe(
 
 
 def _numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
-    """Numbers in a foreign configuration that may bound how far tokens look back, whatever their names."""
+    """Names of the numbers in a configuration that may limit how far tokens attend. In a class from outside
+    transformers, such a number may have any name."""
     if kind.__module__.startswith("transformers.models."):
         return []
     sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
@@ -333,7 +334,7 @@ class TooLarge(Exception):
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
     """The largest difference between a node's logits and those of its path alone, over the largest logit.
 
-    Raises whatever the class raises. torch's random state is restored.
+    An error that the class raises is passed on. torch's random state is restored.
     """
     model = small_model(kind, config, attention)
     with torch.no_grad():

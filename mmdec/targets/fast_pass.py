@@ -127,7 +127,7 @@ class Slot:
 
 @final
 class FastPass:
-    """The slots of one model, and the switch that says whether they are used.
+    """The slots of one model, and the switch that turns them on or off.
 
     `enabled`: None (default) uses them on a GPU only, False never, True also on a CPU. A CPU captures no graphs: True
         is for tests, which compare the tokens.
