@@ -65,7 +65,7 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
         raise InputError(
             f"`{argument}` must be an existing file, but {name} does not exist. Check the path."
         ) from error
-    except InputError:  # before ValueError, its base class
+    except InputError:  # must come before ValueError, its base class
         raise
     except (OSError, ValueError) as error:
         remedy = "the permissions of the file and its folders" if isinstance(error, PermissionError) else "the path"

@@ -73,7 +73,8 @@ def decode(
     A row's tokens are those of plain decoding with the same rule. They do not depend on drafter, budget or batch.
 
     inputs: model inputs for `target.prefill`. text: the prompts (B, P); receives the new tokens. rule: accepts tokens.
-    drafter: None for plain decoding. budget: plans each draft. shape: chooses the nodes of trees, for drafters with `Needs.prior`.
+    drafter: None for plain decoding. budget: plans each draft. shape: chooses the nodes of trees, for drafters with
+        `Needs.prior`.
     """
     device = target.device  # looked up once: the lookup searches all parts of a large model
     watch, guard = Watch(device), Guard(drafter, target.vocab_size)

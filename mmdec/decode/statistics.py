@@ -1,5 +1,5 @@
-"""`DecodingStatistics`: what a run measures and later runs use: seconds of passes (`CostCurve`), acceptance of drafts
-(`Acceptance`), accuracy of heads.
+"""`DecodingStatistics` stores what a run measures, for later runs: the seconds of passes (`CostCurve`), the acceptance
+of drafts (`Acceptance`), and the accuracy of heads.
 
 The object is passed in: runs that share it use each other's measurements; runs with different objects are independent.
 It belongs to no model and no drafter. Threads may share it: take `lock` to read or write its contents. A saved file
@@ -87,8 +87,8 @@ class Acceptance:
     def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
         """Expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
 
-        chances: from `chain`. An unobserved depth is assumed to be drafted as often as the depth above, and accepted by
-            its chance.
+        chances: acceptance chances, as `chain` returns them. An unobserved depth is assumed to be drafted as often as
+            the depth above, and accepted by its chance.
         Returns: two lists, each with one number per maximum length.
         """
         drafted: list[float] = []

@@ -104,7 +104,7 @@ class Watch:
         self._processor = processor
 
     def learned(self) -> tuple[float, float, bool]:
-        """Returns: the target's seconds in this round so far, the drafter's, and whether the thread waited for a CPU.
+        """Return the target's seconds in this round so far, the drafter's, and whether the thread waited for a CPU.
 
         If it waited, the seconds are CPU time. Only the target's pass decides this: a drafter may wait on purpose for
         another process or the network, and this wait is part of its cost.

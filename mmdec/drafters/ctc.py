@@ -134,7 +134,7 @@ class Ctc:
 
     @property
     def name(self) -> str:
-        """Names the head by a digest of its weights."""
+        """Identifies the head, by a digest of its weights."""
         return f"ctc-{fingerprint(self.head, self.pieces.kept[:8])}"
 
     def check(self, target: Target) -> None:

@@ -113,8 +113,8 @@ class DraftCache:
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of shorter
-        rows (None if none)."""
+        """The last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of the
+        columns behind shorter rows (None if all rows are equally long)."""
         keys, values = self._layer(self._layers - 1)
         return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
 

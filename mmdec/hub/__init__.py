@@ -12,7 +12,7 @@ __all__ = ["DEFAULT_MODEL", "find", "kind", "names", "resolve", "save_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """DASpeech's names, imported on first use, because loading other models does not need its networks."""
+    """Import DASpeech's names on first use, because loading other models does not need its networks."""
     if name in ("DEFAULT_MODEL", "resolve", "save_model"):
         return getattr(import_module("mmdec.hub.daspeech"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

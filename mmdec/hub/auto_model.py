@@ -170,7 +170,7 @@ class DrafterModel(_Model):
         return cast(Any, cls(config, *read(folder))).to(dtype).eval()
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """The network's own forward."""
+        """Call the network's own forward."""
         return self.network(*inputs, **options)
 
     def write(self, folder: Path) -> None:

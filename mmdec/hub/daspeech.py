@@ -68,7 +68,7 @@ class DASpeechParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All networks, which have weights."""
+        """The networks, which are all that has weights."""
         return self.model, self.vocoder
 
 

@@ -71,7 +71,7 @@ class HeardParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All networks, which have weights."""
+        """The networks, which are all that has weights."""
         return self.model, self.voice, self.vocoder
 
     @property

@@ -424,7 +424,7 @@ class DraftNetwork(nn.Module):
         return self.layers[index]
 
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """The rotations' frequencies (d / 2,) in float32, and the factor of their cosines and sines."""
+        """The rotations' frequencies (d / 2,) in float32, and a factor by which cosines and sines are multiplied."""
         half = torch.arange(0, self.config.head_dim, 2, device=device).float() / self.config.head_dim
         return 1.0 / self.config.rope_theta**half, 1.0
 

@@ -414,7 +414,7 @@ class SlotStep(TokenStep):
 
 
 def _product(rows: Vector, weight: Tensor, bias: Tensor | None = None) -> Vector:
-    """rows (n, I) by weight (I, O) -> (n, O)."""
+    """Multiply rows (n, I) by weight (I, O) and add the bias (O,), if any -> (n, O)."""
     given = torch.from_numpy(rows)
     return (torch.mm(given, weight) if bias is None else torch.addmm(bias, given, weight)).numpy()
 

@@ -124,8 +124,8 @@ class FlashNetwork(DraftNetwork):
         return states[..., None, :] + pad(self.slot_embeddings, (0, 0, 1, 0))
 
     def finish(self, hidden: Tensor, features: Tensor) -> Tensor:
-        """Add the gated features: the layer's output (..., n, H) of the first n slots, features (..., H) -> (..., n,
-        H), unrefined."""
+        """Add the gated features (..., H) to hidden (..., n, H), the layer's output at the first n slots. Returns: the
+        slots (..., n, H) before refinement."""
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
     def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:

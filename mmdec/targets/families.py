@@ -328,7 +328,7 @@ def _both(kinds: list[Any]) -> list[Any]:
 
 
 class TooLarge(Exception):
-    """The class cannot be made small."""
+    """Raised if a small model of the class cannot be made."""
 
 
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
