@@ -225,8 +225,7 @@ class TreeGrowing:
 
     def _ahead(self, memory: Memory, count: int) -> Tensor:
         """P-EAGLE: in one pass, process the queued columns and `count` - 1 columns without tokens behind each row's
-        last. Returns the hidden states (B, count, H) of that last column and of those without tokens. Only columns with
-        tokens stay in the cache."""
+        last; only the former stay cached. Returns hidden (B, count, H) of that last column and those without tokens."""
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
         device = states.device

@@ -239,10 +239,8 @@ class WhisperTarget(HfTarget):
         """Run the decoder once over the finished text (B, L) without its last token.
 
         This gives attentions and hidden states of every step, and fills an empty cache of the caller. Padding after a
-        row's end is attended to, as in transformers' loop.
-
-        maps: whether to attend by "eager", which gives attention maps; "sdpa" gives none. outputs: the decoder's flags,
-            such as output_hidden_states.
+        row's end is attended to, as in transformers' loop. maps: whether to attend by "eager", which gives attention
+        maps. outputs: the decoder's flags.
         """
         prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.model.config.max_target_positions)
         text = sequences[:, :-1]
