@@ -36,7 +36,7 @@ ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarr
 def read_image(source: ImageSource, name: str = "image", max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Read an image as RGB, (H, W, 3) uint8, and undo its EXIF rotation.
 
-    Transparent parts become white, 16 bits become 8, and an animation gives its first frame.
+    Transparent images are drawn over white, 16 bits become 8, and an animation gives its first frame.
     source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3). name: the argument's name in errors.
     max_pixels: an image with more pixels by its header raises an error before it is decoded. A JPEG file of at most
         MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small enough.
@@ -141,7 +141,7 @@ def _decode(image: Image.Image, what: str, max_pixels: int) -> np.ndarray:
     _bound(*image.size, what, max_pixels)  # before anything is decoded
     image.load()  # a file that is cut off fails here
     upright = _upright(image)
-    if upright.mode == "La":  # PIL converts this mode to no other one
+    if upright.mode == "La":  # PIL converts this mode to LA only
         upright = upright.convert("LA")
     if upright.mode in _SIXTEEN_BITS:
         values = np.asarray(upright).astype(np.float64)

@@ -117,7 +117,7 @@ def split_at_pauses(
             pieces.append((start * STEP, min(end * STEP, length)))
             continue
         if not inside:
-            margin = min(100, (end - start) // 4)  # do not cut near the edges, where a piece would be half a word
+            margin = min(100, (end - start) // 4)  # no cut near the edges: the piece would be half a word
             cut = start + margin + int(np.argmin(level[start + margin : end - margin]))
         waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
     return pieces

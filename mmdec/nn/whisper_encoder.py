@@ -2,8 +2,8 @@
 
 Names and sizes of the weights are those of transformers' `WhisperEncoder` (Radford et al. 2022, section 2.2), so that
 its weights fit. The network here accepts any number of frames up to a window, and rows of several lengths in one batch.
-A decoder ends its text by the states of silence after the speech; 1 s of silence costs little and works almost as well
-as silence up to 30 s.
+A decoder ends its text by the states of silence after the speech; 1 s of silence costs little and has most of the
+effect of silence up to 30 s.
 """
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
         rows[begin:end] = before[:count]
         if not onward:
             arrivals[begin:end] = own.arrivals[:count]
-        # it is enough to look at the block's last vertex
+        # only the last vertex of the block is inspected, for all of its vertices
         np.maximum(peaks, before[count - 1 if onward else 0], out=peaks)
         if peaks.max() > HIGH or ((peaks < LOW) & (peaks > 0.0)).any():
             done = slice(None, end) if onward else slice(begin, None)

@@ -66,8 +66,8 @@ class NGram:
             context = shorter(context)
 
     def advance(self, context: str, word: str) -> str:
-        """Return the longest known context that ends with `context` and `word`. Histories with the same continuations
-        give the same string."""
+        """Return the next context: the longest suffix of `context` followed by `word` that the model knows. Texts with
+        the same continuations give the same string."""
         if self.order == 1:
             return ""
         context = f"{context} {word}".lstrip()
