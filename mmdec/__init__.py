@@ -72,7 +72,9 @@ _LAZY = {
     "transcribe": "mmdec.pipelines.transcription.transcribe",
 }
 _MODULES = ("audio",)
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # who uses mmdec decides what is shown, and where
+logging.getLogger(__name__).addHandler(
+    logging.NullHandler()
+)  # the application decides which messages are shown, and where
 
 
 def __getattr__(name: str) -> Any:

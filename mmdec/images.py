@@ -1,4 +1,4 @@
-"""Pictures in: a path, bytes, a PIL image or an array becomes RGB of 8 bits. The only file of the package with PIL."""
+"""Reads an image from a path, bytes, a PIL image or an array, as 8-bit RGB. The only file of mmdec that imports PIL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, reason, shown_path
 from mmdec.types import InputError
 
-MAX_PIXELS = 64_000_000  # of one picture; a decompression bomb is larger
-MAX_BYTES = 64_000_000  # of one file
-MAX_RATIO = 1000  # of the sides: 10000 x 10 pixels are taken
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")  # others are obscure, or run other programs
-_ORIENTATION = 0x0112  # EXIF's
+MAX_PIXELS = 64_000_000  # maximum pixels of an image; a decompression bomb has more
+MAX_BYTES = 64_000_000  # maximum bytes of a file
+MAX_RATIO = 1000  # maximum ratio of the sides: 10000 x 10 pixels are accepted
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")  # others are rare, or PIL runs other programs for them
+_ORIENTATION = 0x0112  # EXIF's tag of the orientation
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -34,13 +34,14 @@ ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarr
 
 
 def read_image(source: ImageSource, name: str = "image", max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """(H, W, 3) uint8, RGB, the right way up: an EXIF rotation is undone.
+    """Read an image as RGB, (H, W, 3) uint8, and undo its EXIF rotation.
 
-    source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3). Transparency is laid over white, 16 bits
-    become 8, of an animation the first frame is taken. name: what an error calls it. max_pixels: what has more by its
-    header is refused before it is decoded, except for a JPEG file of at most MAX_PIXELS: it is decoded at a half, a
-    quarter or an eighth of its sides. Raises InputError for what is missing, empty, no picture, cut off or too large,
-    and for an address: nothing is downloaded.
+    Transparent images are drawn over white, 16 bits become 8, and an animation gives its first frame.
+    source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3). name: the argument's name in errors.
+    max_pixels: an image with more pixels by its header raises an error before it is decoded. A JPEG file of at most
+        MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small enough.
+    Raises: InputError if the file is missing, empty, no image, cut off or too large, and for a URL: nothing is
+        downloaded.
     """
     if isinstance(source, np.ndarray):
         return _array(source, name, max_pixels)
@@ -57,7 +58,7 @@ def read_image(source: ImageSource, name: str = "image", max_pixels: int = MAX_P
 
 
 def to_pil(pixels: np.ndarray) -> Image.Image:
-    """A picture of `read_image` as PIL's, as transformers' processors take it."""
+    """Convert an array from `read_image` to a PIL image, which transformers' processors accept."""
     return Image.fromarray(_array(pixels, "pixels", MAX_PIXELS))
 
 
@@ -87,7 +88,7 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
         raise InputError(f"{what} must have at most {MAX_BYTES} bytes, but has more. Make it smaller.")
 
     def opened() -> np.ndarray:
-        Image.init()  # all formats have names from here on
+        Image.init()  # registers all formats by name
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _shrink(image, max_pixels)
             return _decode(image, what, max_pixels)
@@ -96,7 +97,7 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
 
 
 def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
-    """Decode with PIL. size: of the file; None without a file. Raises InputError."""
+    """Decode with PIL. size: the file's size in bytes; None without a file. Raises InputError if decoding fails."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL warns of large pictures, which `_bound` refuses, and of odd metadata
         try:
@@ -110,7 +111,7 @@ def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = Non
                 f"{what} must be a picture, but its {size} bytes are none that is known. "
                 "Give a PNG, JPEG, WebP, GIF, BMP or TIFF."
             ) from None
-        except Exception as error:  # PIL's decoders raise many kinds for a damaged file
+        except Exception as error:  # PIL's decoders raise many kinds of errors for a damaged file
             raise InputError(
                 f"{what} must be a whole picture, but cannot be read: {printable(str(error))[:200]}. Is it cut off?"
             ) from None
@@ -125,8 +126,8 @@ def _bound(width: int, height: int, what: str, max_pixels: int) -> None:
 
 
 def _shrink(image: Image.Image, max_pixels: int) -> None:
-    """Have a JPEG that is too large decoded at a part of its sides, where that is enough. Other formats stay as they
-    are."""
+    """Let PIL decode a JPEG that is too large at a part of its sides, if it is then small enough. Other formats do not
+    change."""
     width, height = image.size
     if max_pixels < width * height <= MAX_PIXELS:
         parts = (part for part in (2, 4, 8) if -(-width // part) * -(-height // part) <= max_pixels)
@@ -138,9 +139,9 @@ def _decode(image: Image.Image, what: str, max_pixels: int) -> np.ndarray:
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
     _bound(*image.size, what, max_pixels)  # before anything is decoded
-    image.load()  # what is cut off fails here
+    image.load()  # a file that is cut off fails here
     upright = _upright(image)
-    if upright.mode == "La":  # PIL makes nothing else of it
+    if upright.mode == "La":  # PIL converts this mode to LA only
         upright = upright.convert("LA")
     if upright.mode in _SIXTEEN_BITS:
         values = np.asarray(upright).astype(np.float64)
@@ -155,11 +156,11 @@ def _decode(image: Image.Image, what: str, max_pixels: int) -> np.ndarray:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The picture with its EXIF rotation undone; damaged metadata says nothing of which way is up."""
+    """Undo an image's EXIF rotation. If the metadata is damaged, the image is returned as it is."""
     try:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except MemoryError:
         raise
-    except Exception:  # PIL raises many kinds, a SyntaxError among them
+    except Exception:  # PIL raises many kinds of errors, even SyntaxError
         return image
     return image if turn is None else image.transpose(turn)

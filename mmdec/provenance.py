@@ -55,8 +55,9 @@ def hardware(
 ) -> dict[str, Any]:
     """The machine and settings of a measurement: `stamp`, and the arguments.
 
-    device, dtype: of the model's weights; None if unknown. batch: recordings or prompts per batch, or several sizes.
-    threads: torch's on the CPU.
+    device, dtype: device and dtype of the model's weights; None if unknown. batch: recordings or prompts per batch, or
+        several such numbers.
+    threads: number of torch's threads on the CPU.
     """
     return {
         "cpu": _cpu(),
@@ -92,7 +93,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each safetensors file in a model's folder, by path in the folder."""
+    """The SHA-256 of each safetensors file in a model's folder: path relative to the folder -> digest."""
     hashes = {}
     for path in sorted(folder.rglob("*.safetensors")):
         with open(path, "rb") as file:
@@ -101,7 +102,7 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def portable(value: Any) -> Any:
-    """JSON-like data without this machine's folders, also in keys.
+    """Copy JSON-like data without the names of this machine's folders, also in keys.
 
     Absolute paths and file URLs in texts keep only the part below the checkout, else their last name. If it is unclear
     where a path ends (names may hold spaces), too much is removed rather than too little.

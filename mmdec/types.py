@@ -21,7 +21,7 @@ REFUSED = 2  # exit code of a command that ends with an `MmdecError`
 
 
 class MmdecError(Exception):
-    """The base of all errors that mmdec raises deliberately. The message addresses the caller."""
+    """The base class of all errors that mmdec raises deliberately. The message is written for the caller."""
 
 
 class InputError(MmdecError, ValueError):
@@ -34,7 +34,9 @@ class InputError(MmdecError, ValueError):
 
 @contextmanager
 def told() -> Generator[None]:
-    """For command-line programs: an mmdec error, also as a cause, becomes one sentence on stderr and exit code 2."""
+    """For command-line programs: if the block raises an mmdec error, print it on stderr and exit with code 2.
+    An error that was raised from an mmdec error (its `__cause__`) counts, too.
+    """
     try:
         yield
     except Exception as error:
@@ -51,8 +53,8 @@ def told() -> Generator[None]:
 class Draft:
     """A tree of tokens for each row. A chain is a tree of width one, plain decoding a tree of one node.
 
-    Node 0 is the root: the pending token, chosen but not yet in the cache. A parent comes before its children. What
-    lies at nodes `size` and beyond is padding: any valid token, parent 0.
+    Node 0 is the root: the pending token, chosen but not yet in the cache. A parent comes before its children. Nodes
+    from `size` on are padding: any valid token, with parent 0.
     """
 
     tokens: Tensor  # (B, N) int64
@@ -65,22 +67,22 @@ class Draft:
 class Scores:
     """The target's output for a draft."""
 
-    logits: Tensor  # (B, N, V), raw
-    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, N, H); those of `Needs`
+    logits: Tensor  # (B, N, V), before any logits processor
+    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, N, H), for `Needs.layers`
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The verifier's decision. `tokens` is the text of this round: the path's tokens below the root, then `next`.
 
-    A row that is done ends where plain decoding would end; its `next` starts no further round.
+    A row that is done ends where plain decoding would end; its `next` is not used for another round.
     """
 
     path: Tensor  # (B, A) int64, accepted nodes from the root down, -1 beyond
     next: Tensor  # (B,) int64, the next root: correction or bonus
     done: Tensor  # (B,) bool: end of sequence, stop or length
-    tokens: Tensor  # (B, T) int64, -1 beyond a row's own
-    lengths: Tensor  # (B,) int64, tokens of a row in this round, at least 1
+    tokens: Tensor  # (B, T) int64, -1 beyond a row's last token
+    lengths: Tensor  # (B,) int64, number of tokens of each row in this round, at least 1
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,12 @@ class Needs:
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's hidden states, and the features that it read
     prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
-    travels: bool = False  # in a chat its memory is kept for the next turn (`Context.carried`)
-    stops: bool = False  # it ends chains early, as `Plan.threshold` says
+    travels: bool = False  # whether a chat stores its memory for the next turn (`Context.carried`)
+    stops: bool = False  # whether it ends chains early, by `Plan.threshold`
 
 
 class TreeShape(Protocol):
-    """Which nodes of a tree are likeliest, for a drafter that guesses each depth independently. Runs share it."""
+    """Chooses the likeliest nodes of a tree, for a drafter that guesses each depth independently. Runs share it."""
 
     width: int  # ranks considered at each depth
 
@@ -126,14 +128,14 @@ class TreeShape(Protocol):
 class Context:
     """What the prompt's pass computed, for drafters that read it.
 
-    `features`, `embeds`, `visual` and `positions` cover only the last F columns of the prompt: those that were not yet
-    in a cache which the caller gave. Without such a cache F = P.
+    `features`, `embeds`, `visual` and `positions` cover only the last F columns of the prompt: those that the caller's
+    cache did not hold yet. Without such a cache F = P.
     """
 
     tokens: Tensor  # (B, P) int64
     mask: Tensor  # (B, P) bool, False at padding
     positions: Tensor  # (1 or 3, B, F)
-    next_position: Tensor  # (B,) of the root, rope_delta included
+    next_position: Tensor  # (B,) position of the root, rope_delta included
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, F, H)
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
     visual: Tensor | None = None  # (B, F) bool, True at visual tokens
@@ -142,11 +144,11 @@ class Context:
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
     sound: Tensor | None = None  # (B, mels, T), the features that the encoder read, where they are known
     room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
-    columns: bool = False  # attention has a table by column: each node of a draft takes a position, not each depth
+    columns: bool = False  # whether each node of a draft needs a position of its own; else each depth has one
     shape: TreeShape | None = None  # learned in earlier runs; starts as the drafter's prior
     past: int = 0  # columns that the caller's cache already held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
-    summaries: Tensor | None = None  # (images, 2V): what the vision tower's states are on average, and their spread
+    summaries: Tensor | None = None  # (images, 2V): mean and deviation of the vision tower's states of each image
     carried: Any = None  # the drafter's memory from the previous turn of a chat; None: there is none
 
 
@@ -192,7 +194,7 @@ class Target(Protocol):
         ...
 
     def commit(self, session: Any, verdict: Verdict) -> None:
-        """Keep the accepted path's cache, drop the rest."""
+        """Keep the columns of the accepted path in the cache, and drop the draft's others."""
         ...
 
     def select(self, session: Any, live: Tensor) -> None:
@@ -203,7 +205,7 @@ class Target(Protocol):
 class Drafter(Protocol):
     """Proposes drafts and never accepts them.
 
-    It holds weights only: `start` returns the memory of a run, and what runs learn is kept in `DecodingStatistics`.
+    It holds weights only: `start` returns the memory of a run, and `DecodingStatistics` stores what runs measure.
     """
 
     needs: Needs

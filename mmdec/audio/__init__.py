@@ -1,4 +1,4 @@
-"""Sound in, sound out, and the features between them. The only folder that imports soundfile, soxr or av."""
+"""Reads and writes sound, and computes features of it. The only folder that imports soundfile, soxr or av."""
 
 from mmdec.audio.features import (
     HOP,

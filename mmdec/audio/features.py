@@ -1,7 +1,7 @@
-"""What networks take and give, on their frame grids.
+"""Features of sound that networks read and predict, on their frame grids.
 
-Source features are Kaldi's 80 filterbanks (25 ms window, 10 ms hop), normalised per utterance. Target features live on
-one frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T samples give 1 + T // 256 frames.
+Source features are Kaldi's 80 filterbanks (25 ms window, 10 ms hop), normalised per utterance. All target features have
+the same frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T samples give 1 + T // 256 frames.
 """
 
 import math
@@ -13,20 +13,21 @@ import torch
 from torch import Tensor
 from transformers.audio_utils import mel_filter_bank, window_function
 
-SAMPLE_RATE = 16_000  # Hz, of every network here
+SAMPLE_RATE = 16_000  # Hz, for all networks of mmdec
 HOP = 256  # samples between target frames
 WINDOW = 1024  # samples in a target frame
 MELS = 80
 LOG_FLOOR = 1e-5
-MOMENTUM = 0.99  # of fast Griffin-Lim
-_KALDI_FLOOR = float(np.finfo(np.float32).eps)  # of a filter's energy
+MOMENTUM = 0.99  # momentum of fast Griffin-Lim
+_KALDI_FLOOR = float(np.finfo(np.float32).eps)  # minimum energy of a filter, before the logarithm
 
 
 def fbank(samples: Tensor) -> Tensor:
     """16 kHz samples (T,) to the encoder's features (N, 80): Kaldi filterbanks, mean 0 and variance 1 per utterance.
 
     Fewer samples than one 25 ms window (400) are padded with zeros to one frame. transformers' own spectrogram gives
-    the same and takes four times as long (14.3 ms for 10 s of sound, 3.7 here), 3 % of a short translation.
+    the same features in four times the time (14.3 ms for 10 s of sound, 3.7 ms here); that is 3 % of a short
+    translation.
     """
     if samples.shape[-1] < 400:
         samples = torch.nn.functional.pad(samples, (0, 400 - samples.shape[-1]))
@@ -55,7 +56,7 @@ def log_mel(samples: Tensor) -> Tensor:
 
 
 def energy(samples: Tensor) -> Tensor:
-    """16 kHz samples (..., T) to (..., F): the L2 norm of each frame's magnitudes, as FastSpeech 2 has it."""
+    """16 kHz samples (..., T) to (..., F): the L2 norm of each frame's magnitudes, as in FastSpeech 2."""
     return magnitudes(samples).square().sum(dim=-2).sqrt()
 
 
@@ -90,7 +91,7 @@ def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: fl
 
 
 def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
-    """Log mel (F, 80) to samples (F * 256,) without weights: the named fallback where no vocoder was trained.
+    """Log mel (F, 80) to samples (F * 256,) without trained weights: used if there is no trained vocoder.
 
     Source: Perraudin et al., "A fast Griffin-Lim algorithm", 2013.
     """
@@ -110,7 +111,7 @@ def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _window(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # made while decoding, it must serve training too
+    with torch.inference_mode(False):  # a window made while decoding must also work in training
         return torch.hann_window(WINDOW, device=device)
 
 

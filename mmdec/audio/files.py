@@ -1,9 +1,9 @@
-"""Sound files in and out. What a header declares may refuse a file, but is never trusted to be all that is in it; an
-output is written in one step.
-
-libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka:
-FFmpeg, which PyAV holds, gets the format from us, because among those that it guesses some open other files or the
-network. It reads an open file alone, and decodes only the first track of sound.
+"""Reads and writes sound files. A header may show that a file is too long, but its length is never trusted to be all of
+the file. Output is written atomically.
+libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka. It
+contains FFmpeg, which gets the format from this module: if it guessed, some formats could open other files or the
+network.
+FFmpeg reads only the open file, and decodes only the first sound track.
 """
 
 import io
@@ -27,9 +27,9 @@ from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, unreadable, write_whole
 from mmdec.types import InputError
 
-MAX_BYTES = 2 * 2**30  # of a file object, which is read into memory
+MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, which is read into memory
 BLOCK = 1 << 20  # samples that are read at once
-UNKNOWN = 2**63 - 1  # libsndfile's length of a file whose header declares none
+UNKNOWN = 2**63 - 1  # the length that libsndfile returns if the header has none
 READABLE = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST")  # libsndfile's names
 WRITABLE = {  # suffix: libsndfile's format and subtype
     ".wav": ("WAV", "PCM_16"),
@@ -50,13 +50,15 @@ KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
 
 
 def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
-    """One sound file, mixed down to mono and resampled: (T,) float32 in [-1, 1].
+    """Read one sound file, mix it down to mono and resample it.
 
-    Reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, of 8 to 32 bit integers or floats; and with PyAV (extra
-    `mmdec[av]`) the sound of mp4, m4a, mov, webm and mka. What is in the file is read, whatever its header declares;
-    floats beyond full scale are brought back to it. max_seconds: what lasts longer is refused, before anything is
-    decoded where its header says so. Raises InputError for anything else, and for audio that `check_samples` or
-    `check_peak` refuses.
+    It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, of 8 to 32 bit integers or floats; and with PyAV (extra
+    `mmdec[av]`) the sound of mp4, m4a, mov, webm and mka. The whole content is read, even if the header declares less.
+    Floats beyond full scale are scaled down to it.
+    source: a path, or a binary file object. sample_rate: of the result, in Hz. Default 16 kHz.
+    max_seconds: longer audio raises an error; if the header shows that it is longer, nothing is decoded.
+    Returns: samples (T,) float32 in [-1, 1].
+    Raises: InputError for any other file, and for audio that `check_samples` or `check_peak` refuses.
     """
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
@@ -64,8 +66,10 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
     of = _of(source)
     for rate, block in _blocks(source, max_seconds):  # (<= 2^20 / channels, channels)
         rates.append(rate)
-        peak = float(np.fmax.reduce(np.abs(block), axis=None, initial=peak))  # of all channels: two may cancel
-        with np.errstate(all="ignore"):  # infinities are counted below
+        peak = float(
+            np.fmax.reduce(np.abs(block), axis=None, initial=peak)
+        )  # of all channels: in the mix, two may cancel
+        with np.errstate(all="ignore"):  # infinite samples are detected below
             blocks.append(block.mean(axis=1))
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
     check_samples(samples, of)
@@ -74,10 +78,10 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:
-    """Seconds of a sound file, which is decoded to its end. Raises InputError as `load_audio` does."""
+    """Measure a sound file's length in seconds, by decoding it to its end. Raises InputError as `load_audio` does."""
     of, seconds, peak = _of(path), 0.0, 0.0
     for rate, block in _blocks(path, MAX_SECONDS):
-        with np.errstate(all="ignore"):  # as `load_audio` mixes it down
+        with np.errstate(all="ignore"):  # the same mix as in `load_audio`
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
         seconds += len(block) / rate
@@ -88,7 +92,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 def _of(source: AudioSource) -> str:
-    """The file's name as errors append it: " in 'a.wav'"."""
+    """The end of an error message with the file's name: " in 'a.wav'"."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
     return " in the file object"
@@ -110,10 +114,11 @@ class _FrontToBack(soundfile.SoundFile):
 
 
 def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.ndarray]]:
-    """A sound file's rate and samples (T, channels) in pieces, until nothing comes. No declared length is trusted.
+    """Yield a sound file's rate and samples (T, channels) in pieces, until the decoder returns none.
 
-    Each piece holds as many frames as the decoder gave. `SoundFile.blocks` gives as many as the header declares: where
-    the file is cut or damaged, the rest is memory that nobody wrote, such as another recording's samples.
+    No declared length is trusted: each piece holds only the frames that the decoder returned. `SoundFile.blocks` would
+    return as many as the header declares: if the file is cut or damaged, the rest is uninitialised memory, such as
+    another recording's samples.
     """
     frames = 0
     path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
@@ -130,7 +135,7 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
                 yield rate, block
         except InputError:
             raise
-        except Exception as error:  # a decoder's, soundfile's or the system's: whichever it is, it is this file's
+        except Exception as error:  # whether a decoder, soundfile or the system raised it, this file is the cause
             reason = files.reason(error)
             if isinstance(error, soundfile.LibsndfileError):
                 reason = error.error_string.rstrip(".") or f"error {error.code}"
@@ -165,7 +170,7 @@ def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float
 
 
 class _Content(io.BytesIO):
-    """A file's bytes. As in a file, to seek before the beginning (a damaged header may ask for it) changes nothing."""
+    """A file's bytes. As with a file, a seek before the beginning, which a damaged header may cause, does nothing."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:
@@ -175,7 +180,7 @@ class _Content(io.BytesIO):
 
 
 def _read_whole(source: BinaryIO) -> io.BytesIO:
-    """Read a file object to its end, in pieces. Raises InputError above `MAX_BYTES`, so that an endless one ends."""
+    """Read a file object to its end, in pieces. Raises InputError above `MAX_BYTES`, for example for an endless one."""
     content = _Content()
     while piece := _read_piece(source):
         if not isinstance(piece, bytes):
@@ -192,17 +197,16 @@ def _read_whole(source: BinaryIO) -> io.BytesIO:
 def _read_piece(source: BinaryIO) -> bytes:
     try:
         return source.read(1 << 20)
-    except Exception as error:  # closed, broken, or another's code
+    except Exception as error:  # a closed or broken file, or a class of the caller's, may raise anything
         raise unreadable("audio", "the file object", error, "Open it anew, or give its path.") from error
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
-    """Write (T,) float samples in one step: on an error the old one stays.
+    """Write float samples (T,) to a sound file. If writing fails, an existing file stays as it was.
 
-    The suffix of `path` names the format; integers have 16 bits.
-
-    Raises InputError for a suffix that names none, a rate that its format does not have, and what is not finite;
-    OSError, with the path, where the system does not take the file.
+    path: the file; its suffix chooses the format; integer formats have 16 bits. sample_rate: in Hz. Returns: the path.
+    Raises: InputError for an unknown suffix, a rate that the format does not support, and samples that are not finite;
+        OSError, with the path, if the system cannot write the file.
     """
     try:
         path = Path(os.fsdecode(path))
@@ -213,13 +217,13 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
         raise InputError(
             f"`path` must end in {', '.join(WRITABLE)}, but is '{printable(str(path))}'. Rename the output."
         )
-    check_rate(sample_rate)  # beyond 200 kHz libsndfile's Vorbis ends the process
+    check_rate(sample_rate)  # above 200 kHz, libsndfile's Vorbis encoder crashes the process
     kind, subtype = WRITABLE[suffix]
-    data = _writable(samples)  # at NaN the MP3 encoder ends the process
-    content = io.BytesIO()  # an encoder does not say when a disk is full
+    data = _writable(samples)  # with NaN, the MP3 encoder crashes the process
+    content = io.BytesIO()  # encoders do not report a full disk
     try:
         with soundfile.SoundFile(content, "w", sample_rate, 1, format=kind, subtype=subtype) as file:
-            for start in range(0, len(data), 1 << 16):  # libsndfile's Vorbis breaks down over minutes at once
+            for start in range(0, len(data), 1 << 16):  # libsndfile's Vorbis encoder fails on minutes of sound at once
                 file.write(data[start : start + (1 << 16)])
     except soundfile.SoundFileError as error:
         raise InputError(
@@ -230,11 +234,11 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
 
 
 def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
-    """(T,) float32 within full scale."""
+    """Convert samples to (T,) float32 within full scale. Raises InputError if they cannot be converted."""
     try:
         data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         real = data.dtype.kind in "fiu"
-    except Exception as error:  # what an object makes of being turned into an array is its own
+    except Exception as error:  # a caller's object may raise anything when it is converted to an array
         raise InputError(f"`samples` must be an array, but is {show(samples)}. Pass (T,) floats.") from error
     if not real or data.ndim != 1:
         raise InputError(f"`samples` must be (T,) floats, but is {data.shape} of {data.dtype}. Pass one channel.")
@@ -245,7 +249,10 @@ def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def container_of(content: int | io.BytesIO) -> str:
-    """FFmpeg's name of the container format, by the first bytes; "" for others. content: a descriptor, or bytes."""
+    """Recognise a container format by the file's first bytes. content: a file descriptor, or bytes.
+
+    Returns: FFmpeg's name of the format; "" if it is not one that PyAV reads here.
+    """
     with _file(content) as file:
         head = file.read(12)
     return MP4 if head[4:8] == b"ftyp" else MATROSKA if head[:4] == b"\x1a\x45\xdf\xa3" else ""
@@ -254,7 +261,7 @@ def container_of(content: int | io.BytesIO) -> str:
 def container_blocks(content: int | io.BytesIO, container: str, name: str, path: str) -> Iterator[tuple[int, Any]]:
     """Decode the first sound track: yields rate and samples (T, channels) float32, in pieces, to the end.
 
-    name: how errors call the file. path: "" for a file object.
+    name: the file's name in errors. path: its path; "" for a file object.
     Raises: InputError if PyAV is not installed, or the file has no sound track or is damaged.
     """
     try:
@@ -296,7 +303,7 @@ def conversion(path: str, convert: str = "Convert") -> str:
 
 
 def _plain(path: str) -> str:
-    """A path that FFmpeg does not read as an option or an address."""
+    """Change a path so that FFmpeg does not read it as an option or an address."""
     return f"file:{path}" if path.startswith("-") or ":" in path else path
 
 

@@ -1,4 +1,4 @@
-"""Samples as they come: what is refused, full scale, other rates, pauses (WebRTC's detector: extra `mmdec[vad]`)."""
+"""Checks samples, scales and resamples them, and finds pauses (WebRTC's detector: extra `mmdec[vad]`)."""
 
 import math
 from importlib import import_module
@@ -13,17 +13,17 @@ from mmdec.audio.features import SAMPLE_RATE
 from mmdec.checks.arguments import show
 from mmdec.types import InputError
 
-STEP = 160  # samples in 10 ms, the grid of pauses
+STEP = 160  # samples in 10 ms, the time resolution of pauses
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
 MAX_SECONDS = 3_600.0
-MAX_PEAK = 2.0**31  # of floats: what was recorded with 32 bits may have kept its integers' scale
+MAX_PEAK = 2.0**31  # maximum absolute value: 32-bit integers may be stored as floats without scaling
 ENERGY, WEBRTC = "energy", "webrtc"
-FRAME = SAMPLE_RATE // 100  # samples in 10 ms, the shortest frame that the detector takes
-AGGRESSIVENESS = 2  # 0 to 3: how readily a frame counts as no voice
+FRAME = SAMPLE_RATE // 100  # samples in 10 ms, the shortest frame that WebRTC's detector accepts
+AGGRESSIVENESS = 2  # 0 to 3: with a higher value, WebRTC's detector counts fewer frames as voice
 
 
 def check_rate(rate: int, of: str = "") -> None:
-    """Raise InputError for sample rates outside 8 to 192 kHz. of: " in 'a.wav'", appended to the error."""
+    """Raise InputError for sample rates outside 8 to 192 kHz. of: text appended to the error, such as " in 'a.wav'"."""
     if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
         raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
     if rate < MIN_RATE:
@@ -68,9 +68,9 @@ def full_scale(samples: Tensor) -> Tensor:
 
 
 def resample(samples: Tensor, rate: int, new_rate: int = SAMPLE_RATE) -> Tensor:
-    """(..., T) at `rate` Hz to (..., ceil(T * new_rate / rate)) at `new_rate` Hz, without aliasing.
+    """Resample (..., T) from `rate` Hz to `new_rate` Hz without aliasing -> (..., ceil(T * new_rate / rate)).
 
-    soxr at its high quality: the error of a 1 kHz tone lies 130 dB below it, whatever the rates.
+    soxr is used in its high quality: the error of a 1 kHz tone is 130 dB below the tone, at all rates.
     """
     if rate == new_rate or samples.shape[-1] == 0:
         return samples
@@ -88,13 +88,14 @@ def split_at_pauses(
     min_pause: float = 0.15,
     detector: str = "energy",
 ) -> list[tuple[int, int]]:
-    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`: [(start, end), ...] that cover every sample.
+    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`.
 
-    A pause of `long_pause` seconds always ends a piece: what follows is another sentence. A piece that is still too
-    long is cut in the middle of its longest pause (at least `min_pause` seconds), or at its quietest point where it
-    has none; then its parts are looked at in the same way. `detector` says what a pause is: "energy", 35 dB below the
-    loud parts, or "webrtc", what WebRTC's detector of voices takes for none (extra `mmdec[vad]`): it finds pauses that
-    noise fills.
+    A pause of `long_pause` seconds always ends a piece, because another sentence begins after it. A piece that is still
+    too long is cut in the middle of its longest pause (at least `min_pause` seconds), or at its quietest point if it
+    has no pause; its parts are then cut in the same way.
+    detector: what counts as a pause. "energy": 35 dB below the loud parts. "webrtc" (extra `mmdec[vad]`): where
+        WebRTC's voice detector finds no voice; it also finds pauses with noise in them.
+    Returns: [(start, end), ...] in samples, which cover every sample.
     """
     check_detector(detector)
     length = samples.shape[-1]
@@ -116,14 +117,14 @@ def split_at_pauses(
             pieces.append((start * STEP, min(end * STEP, length)))
             continue
         if not inside:
-            margin = min(100, (end - start) // 4)  # half a word at the edge is no piece
+            margin = min(100, (end - start) // 4)  # no cut near the edges: the piece would be half a word
             cut = start + margin + int(np.argmin(level[start + margin : end - margin]))
         waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
     return pieces
 
 
 def trim_silence(samples: Tensor, keep: float = 0.12) -> Tensor:
-    """16 kHz samples (T,) without the silence at both ends, but for `keep` seconds of it."""
+    """Remove the silence at both ends of 16 kHz samples (T,), except for `keep` seconds at each end."""
     loud = np.flatnonzero(~_quiet_frames(samples)[1])
     if len(loud) == 0:
         return samples
@@ -132,7 +133,7 @@ def trim_silence(samples: Tensor, keep: float = 0.12) -> Tensor:
 
 
 def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """(T,) -> smoothed level of each 10 ms (N,), and whether it lies 35 dB below the loud ones (N,)."""
+    """Samples (T,) -> the smoothed level of each 10 ms (N,), and whether it is 35 dB below the loud ones (N,)."""
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
     level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
@@ -140,7 +141,7 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_detector(detector: object) -> None:
-    """Raise InputError for an unknown detector, and for one whose package is not installed."""
+    """Raise InputError if the detector is unknown, or its package is not installed."""
     if not isinstance(detector, str) or detector not in (ENERGY, WEBRTC):
         raise InputError(f"`pauses` must be {ENERGY} or {WEBRTC}, but is {show(detector)}. Choose one.")
     if detector == WEBRTC:
@@ -148,7 +149,7 @@ def check_detector(detector: object) -> None:
 
 
 def voiced_frames(samples: Tensor) -> np.ndarray:
-    """16 kHz samples (T,) -> whether each 10 ms holds a voice (N,), N = ceil(T / 160)."""
+    """16 kHz samples (T,) -> whether each 10 ms contains a voice (N,), N = ceil(T / 160), by WebRTC's detector."""
     detector: Any = _package().Vad(AGGRESSIVENESS)
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % FRAME))
     integers = (padded.clamp(-1, 1) * 32767).to(torch.int16).cpu().numpy().astype("<i2")

@@ -46,8 +46,8 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
     number: int | None = None
     if not isinstance(value, bool):
         try:
-            number = operator.index(value)  # type: ignore[arg-type] # a TypeError for what has none
-        except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises the latter two
+            number = operator.index(value)  # type: ignore[arg-type] # TypeError if the value is no integer
+        except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises one of the latter two
             number = None
     if number is None or not least <= number <= most:
         raise InputError(f"`{name}` must be a whole number from {least} to {most}, but is {show(value)}. {remedy}")
@@ -93,7 +93,7 @@ def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: s
 
 
 def check_path(name: str, value: object, remedy: str) -> Path:
-    """Check for a path that is not empty; bytes are refused."""
+    """Check for a path that is neither empty nor bytes."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
     return Path(cast(str, value))
@@ -161,9 +161,9 @@ def naming_options(names: Iterable[str]) -> Iterator[None]:
 
 
 def options_error(given: Collection[str], error: Exception, names: Collection[str]) -> InputError:
-    """The error for options that transformers' `generate` refused.
+    """Make the error for options that transformers' `generate` refused.
 
-    given: the options' names, as the caller passed them. error: what was raised. names: the valid ones.
+    given: the options' names, as the caller passed them. error: the exception that it raised. names: all valid names.
     """
     for name in sorted(given):
         if name not in names and repr(name) in str(error):

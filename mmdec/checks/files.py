@@ -1,7 +1,7 @@
 """Opens only regular files, and writes files atomically.
 
-A path given by a caller may be a pipe that blocks, an unreadable folder, or on a full disk, and its name may hold any
-bytes. Each case has its own error.
+A caller's path may be a pipe that blocks, an unreadable folder, or on a full disk, and its name may hold any bytes.
+Each case has its own error.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
-    """Open an existing regular file for reading. Returns its descriptor.
+    """Open an existing regular file for reading. Yields its descriptor.
 
-    A pipe is not opened, because that may block; an URL is not downloaded. Raises: InputError about `argument`.
+    A pipe is not opened, because that may block; a URL is not downloaded. Raises: InputError about `argument`.
     """
     text, name = os.fsdecode(path), f"'{shown_path(path)}'"
     if ADDRESS.match(text) and not os.path.lexists(text.partition("\0")[0]):
@@ -58,14 +58,14 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     try:
         file = Path(os.fsdecode(path))  # "" would be the current directory
         _check_regular(os.stat(file).st_mode, name, argument)
-        # in case a pipe replaces it meanwhile
+        # do not block if a pipe has replaced the file meanwhile
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         descriptor = os.open(file, flags)
     except FileNotFoundError as error:
         raise InputError(
             f"`{argument}` must be an existing file, but {name} does not exist. Check the path."
         ) from error
-    except InputError:  # before ValueError, its base class
+    except InputError:  # must come before ValueError, its base class
         raise
     except (OSError, ValueError) as error:
         remedy = "the permissions of the file and its folders" if isinstance(error, PermissionError) else "the path"
@@ -78,7 +78,7 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
 
 
 def unreadable(argument: str, name: str, error: Exception, remedy: str) -> InputError:
-    """The error for a file that the system cannot read."""
+    """Make the error for a file that the system cannot read."""
     return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
 
 
@@ -109,7 +109,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno is None:
             raise
-        # names `path` instead of the temporary file
+        # show `path` in the message instead of the temporary file
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
@@ -131,7 +131,7 @@ def _replaced_mode(path: Path) -> int | None:
 
 
 def reason(error: Exception) -> str:
-    """An error in a few words: the system's own text for an OSError."""
+    """The reason of an error in a few words: the system's own text if it is an OSError."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error)) or type(error).__name__

@@ -50,9 +50,9 @@ P = TypeVar("P", bound="PreTrainedModel")
 
 @contextmanager
 def damaged(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
-    """Make an InputError of whatever the block raises: other libraries raise various errors for damaged files.
+    """Raise an InputError instead of any error in the block: other libraries raise various errors for damaged files.
 
-    message: what must hold, and what does not.
+    message: the rule, and how the file breaks it.
     """
     try:
         yield
@@ -81,9 +81,10 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
 
 
 def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
-    """The weight files of a model in transformers' layout: one file, or those named by its index.
+    """The weight files of a model in transformers' layout: one file, or those in its index.
 
-    prefixes: of the tensors that are needed. Raises: InputError unless each is a safetensors file inside the folder.
+    prefixes: how the names of the needed tensors begin. Raises: InputError unless each is a safetensors file inside the
+        folder.
     """
     if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
         return [checked_file(folder, WHOLE, argument)]
@@ -160,7 +161,7 @@ def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple
 
 
 def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: str = "model") -> None:
-    """Raise InputError for a tensor that holds NaN or infinity, by its name."""
+    """Raise InputError, with the tensor's name, for a tensor that holds NaN or infinity."""
     for name, tensor in state.items():
         if not is_finite(tensor):
             raise InputError(
@@ -182,9 +183,9 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
-    """Raise InputError if settings name more layers than the tensors have, or channels that do not divide into heads.
+    """Raise InputError if settings have more layers than the tensors, or channels that do not divide into heads.
 
-    The former would build a network of any size; the latter does not show in the tensors' shapes.
+    Too many layers would build a network of any size; a wrong number of heads does not show in the tensors' shapes.
     """
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -207,7 +208,8 @@ def _is_count(name: str) -> bool:
 def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
     """Build a network and load these weights in float32.
 
-    build: makes the network. Raises: InputError unless names and shapes match, before memory is allocated.
+    build: makes the network. source: the file or folder, for messages. Raises: InputError if names or shapes do not
+        match, before memory is allocated.
     """
     with torch.device("meta"):
         own = {name: value.shape for name, value in build().state_dict().items()}
@@ -243,7 +245,7 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
 
     bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # loading takes less than a second, and stderr belongs to the caller
-    logging.set_verbosity_error()  # the error below names missing weights
+    logging.set_verbosity_error()  # missing weights raise the error below instead of a warning
     try:
         loaded: Any = network.from_pretrained(
             None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True

@@ -15,7 +15,7 @@ Sequoia, Chen et al. 2024, section 3.3, measured online instead of profiled befo
 - A ledger records what drafting has cost beyond plain decoding. A round that could overdraw it is plain, so even a
   drafter that is always wrong costs little. While drafting does not pay, it is tried at growing intervals.
 
-Planning and learning use plain floats and take a few tens of microseconds a round. Measurements go into the run's
+Planning and learning use plain floats and take a few tens of microseconds a round. Measurements are stored in the run's
 `DecodingStatistics` (`statistics.py`); the ledger belongs to the run.
 """
 
@@ -43,17 +43,17 @@ MARGIN = 1.02  # the expected gain over plain decoding must be at least this
 LOSS_AT_FIRST = 2.0  # plain passes that a run may lose to drafting from the start
 LOSS_PER_TOKEN = 0.04  # plain passes that it may lose more for each token
 LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
-NOTICED = 0.02  # of a plain pass: a smaller loss is none
-RARELY = 256  # rounds between attempts at most
+NOTICED = 0.02  # a loss below this part of a plain pass's time counts as none
+RARELY = 256  # while drafting does not pay: rounds at most between two trial drafts
 CHAINS_RARELY = 96  # rounds of trees at most until a chain is tried again
-ENDING_RARELY = 24  # the same for chains that end early, which lose little
-SETTLED = 6  # rounds with so many rows, until their own timings are believed before those with more rows
-GAP_OF_NEW_RUN = 8  # rounds between attempts at most when a run begins
-ATTEMPT = 7  # nodes of an attempt at most
-LENGTH = 8  # nodes of a chain at most from which the cost of one more is estimated
-THRESHOLD = (0.02, 0.6)  # at least and at most: chances below which a chain ends
-INSTANT = 1e-9  # seconds of a round at least: some clocks do not move in so short a time
-PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # rounds until a plain pass is timed again, by those timed already
+ENDING_RARELY = 24  # the same as CHAINS_RARELY for chains that may end early: trying them costs little
+SETTLED = 6  # rounds at a new batch size after which its own timings are preferred to those of larger batches
+GAP_OF_NEW_RUN = 8  # when a run begins: rounds at most between two trial drafts
+ATTEMPT = 7  # nodes at most in a draft that is only a trial, because no gain is expected
+LENGTH = 8  # the cost of one more node is estimated at chains of at most so many nodes
+THRESHOLD = (0.02, 0.6)  # bounds of the acceptance chance below which a chain ends
+INSTANT = 1e-9  # minimum seconds of a round: some clocks do not move in so short a time
+PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: rounds until the next plain pass is timed, if n plain passes were timed
 
 
 @final
@@ -70,8 +70,8 @@ class Budget:
         self._stops = stops
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
-        self._attempt = False  # the plan tries drafting although no gain is expected
-        self._waited = 0  # rounds since the last attempt
+        self._attempt = False  # whether the plan is a trial draft: no gain is expected from it
+        self._waited = 0  # rounds since the last trial draft
         self._unplain = 0  # rounds since the last plain pass
         self._tokens = 0.0  # tokens per row so far
         self._rate = 0.0  # expected tokens a second of the best plan
@@ -116,9 +116,9 @@ class Budget:
     ) -> None:
         """Record the result of the last plan.
 
-        batch: rows. draft_sizes: each row's nodes, root included. depth: of the draft. accepted: each row's accepted
-            nodes, root excluded.
-        target_seconds, draft_seconds: of the target's pass and of the drafter; 0 if it was not called.
+        batch: number of rows. draft_sizes: each row's number of nodes, root included. depth: depth of the draft.
+        accepted: each row's number of accepted nodes, root excluded.
+        target_seconds: seconds of the target's pass. draft_seconds: seconds of the drafter; 0 if it was not called.
         starved: whether the thread waited for a processor; then the seconds are CPU time.
         """
         if self._constant is not None:
@@ -139,7 +139,7 @@ class Budget:
             ending = self._stops and plan.nodes == plan.depth
             levels = max(columns - 1, 1) if ending else plan.depth
             if (columns > 1 or not ending) and not (starved and draft.samples(levels) >= ENOUGH):
-                draft.add(levels, draft_seconds)  # nothing proposed is no level
+                draft.add(levels, draft_seconds)  # a draft without nodes has 0 levels
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
@@ -154,11 +154,11 @@ class Budget:
                 self._waited = 0
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The cost curves: the target by columns, the drafter's chains and its trees by depth; in seconds."""
+        """The cost curves in seconds: the target's by columns; by depth, the drafter's for chains and for trees."""
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The curves to plan with. Just after rows ended, those of larger batches have more timings."""
+        """The cost curves to plan with. Just after rows ended, these are a larger batch's, which has more timings."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -218,7 +218,7 @@ class Budget:
         return sorted(rated, key=_rate, reverse=True)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
-        """Choose the next plan, and say whether it is an attempt (no gain is expected)."""
+        """Choose the next plan. Returns: the plan, and whether it is a trial draft, from which no gain is expected."""
         no_draft, acceptance = Plan(0, 0), self._acceptance
         target, chain, tree = self._best_curves(batch)
         own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
@@ -284,7 +284,7 @@ def learned(
 ) -> tuple[Budget, TreeShape | None]:
     """Make a run's budget, and the tree shape of a drafter with a prior, from the statistics.
 
-    drafter: None for plain decoding. nodes: of every draft; None lets the budget choose.
+    drafter: None for plain decoding. nodes: number of nodes of every draft; None lets the budget choose.
     Returns: the budget, and the `TreeShape` or None.
     """
     if drafter is None or nodes == 0:

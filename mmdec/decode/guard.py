@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Guard:
-    """A run's drafter and its memory. After the first fault it warns once and returns no more drafts."""
+    """Calls a run's drafter and holds its memory. After the drafter's first error it warns once and drafts no more."""
 
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
@@ -33,7 +33,7 @@ class Guard:
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
         """Ask the drafter for a valid draft below each root (B,).
 
-        Returns: a draft within the plan whose depth is at most each row's `room`, in tokens.
+        Returns: a draft that fits the plan; each row's depth is at most its `room`, in tokens.
         """
         if self.columns:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
@@ -53,7 +53,7 @@ class Guard:
             self._try(self.drafter.update, self.memory, draft, scores, verdict)
 
     def select(self, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64 of the drafter's memory."""
+        """Keep only the rows of the drafter's memory whose indices are in `live` (K,) int64, in that order."""
         if self.drafter is not None:
             self._try(self.drafter.select, self.memory, live)
 
@@ -61,7 +61,7 @@ class Guard:
         assert self.drafter is not None
         try:
             return call(*arguments)
-        except Exception as error:  # drafters are foreign code: any error only ends the drafting
+        except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
             name = self.drafter.name
             warnings.warn(
                 f"drafter '{name}' failed and is left out from here on; the output is not affected "
@@ -73,7 +73,7 @@ class Guard:
             return None
 
     def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
-        """The drafter's proposal. Raises ValueError if the target or the verifier could not process it."""
+        """Ask the drafter for a draft. Raises ValueError if the target or the verifier could not process the draft."""
         draft = drafter.propose(self.memory, roots.clone(), plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
@@ -105,10 +105,9 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
-    """Drop nodes beyond the plan, and nodes so deep that the row ends before them (a model may have no position for
-    them).
+    """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
 
-    The remaining nodes are renumbered without gaps.
+    room: the maximum depth of each row's draft. A row ends there, and the model may have no position for deeper nodes.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
     kept: list[list[int]] = []

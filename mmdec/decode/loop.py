@@ -34,7 +34,7 @@ class Planner(Protocol):
         accepted: list[int],
         target: float,
         drafter: float,
-        starved: bool,  # the thread waited for a processor; then the seconds are the processor's
+        starved: bool,  # whether the thread waited for a processor; then the seconds are CPU time
         /,
     ) -> None: ...
 
@@ -53,7 +53,7 @@ class Round:
     drafter: float = 0.0  # seconds in the drafter
     core: float = 0.0  # seconds in everything else
     vision: float = 0.0  # seconds in the vision tower, which `target` includes
-    text: list[str] = field(default_factory=lambda: [])  # of the tokens, if they were decoded; else empty
+    text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
     summaries: Tensor | None = field(default=None, repr=False, compare=False)  # (images, 2V) of the prompt's pass
 
@@ -70,10 +70,11 @@ def decode(
 ) -> Iterator[Round]:
     """Yield rounds until every row has ended; close the iterator to cancel.
 
-    A row's tokens are those of plain decoding with the same rule, whatever the drafter, the budget and the batch.
+    A row's tokens are those of plain decoding with the same rule. They do not depend on drafter, budget or batch.
 
     inputs: model inputs for `target.prefill`. text: the prompts (B, P); receives the new tokens. rule: accepts tokens.
-    drafter: None for plain decoding. budget: plans each draft. shape: of trees, for drafters with `Needs.prior`.
+    drafter: None for plain decoding. budget: plans each draft. shape: chooses the nodes of trees, for drafters with
+        `Needs.prior`.
     """
     device = target.device  # looked up once: the lookup searches all parts of a large model
     watch, guard = Watch(device), Guard(drafter, target.vocab_size)

@@ -1,7 +1,7 @@
 """What plain decoding does at one position: a row's text so far, its logits processors, its next token, its end.
 
 Everything here happens for one row at one position, in autoregressive order, on exactly the tensors that transformers'
-own loop would pass: ids (1, L), left padding included, and float32 logits (1, V). Drafts play no part here.
+own loop would pass: ids (1, L), left padding included, and float32 logits (1, V). Nothing here depends on drafts.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class WholeBatch:
 
 @dataclass
 class WholeBatchCriterion:
-    """The same for a stopping criterion: it gets `batch` copies of the row.
+    """Applies a stopping criterion that is bound to the batch to one row: it gets `batch` copies of the row.
 
-    Its answer at the row's own index counts, or its only answer.
+    Of its answers, the one at the row's own index is used; if it gives a single answer, that one.
     """
 
     criterion: Criterion
@@ -69,10 +69,10 @@ class WholeBatchCriterion:
 @final
 @dataclass(frozen=True, eq=False)
 class Suppression:
-    """A processor that forbids tokens (K,) int64: at every position, or only if the text, prompt included, has
-    `only_at` columns.
+    """A processor that forbids `tokens` (K,) int64, at every position or only at one.
 
-    It reads nothing else, so it can be applied to all nodes of a draft at once.
+    only_at: forbid them only where the text, prompt included, has this many columns; None: everywhere. As nothing else
+        is read, the processor can be applied to all nodes of a draft at once.
     """
 
     tokens: Tensor
@@ -92,10 +92,10 @@ class Listener(Protocol):
 
 @dataclass
 class ListenerProcessor:
-    """A processor that passes its inputs to a listener and changes nothing.
+    """A processor that passes its inputs to a listener and returns the scores unchanged.
 
-    Copies of it share the listener. At each position the listener receives what plain decoding would produce there: see
-    `ScoreRecorder`.
+    Copies of it share the listener. At each position the listener receives the ids and scores that plain decoding would
+    have there; `ScoreRecorder` is such a listener.
     """
 
     listener: Listener
@@ -135,7 +135,7 @@ class Sequences:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each row
         self.live = list(range(batch))  # indices of the rows that have not ended, in order
-        self.holds: list[int] | None = None  # new tokens of each row that the target has positions for; None: no limit
+        self.holds: list[int] | None = None  # the number of new tokens each row has positions for; None: no limit
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
@@ -163,7 +163,7 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Whether, from here on, the row's processors do exactly what `suppressed` does at every position."""
+        """Whether the row's processors do the same as `suppressed` at this position and all later ones."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
@@ -178,12 +178,11 @@ class Sequences:
         return logits
 
     def room(self, row: int) -> int:
-        """How many more tokens the row may get."""
+        """How many more tokens the row may get before it ends by its maximum length."""
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def reach(self, row: int) -> int:
-        """The maximum depth of a draft for the row: tokens that the row may still get and the target has positions
-        for."""
+        """The maximum depth of a draft for the row: it is limited by the row's `room` and by the target's positions."""
         room = self.room(row)
         return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
@@ -232,7 +231,8 @@ class Sequences:
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Criteria for another row: copies of those bound to the batch; the others hold no state and are shared."""
+    """The stopping criteria for one more row. Those bound to the batch are copied; the others have no state and are
+    shared."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]
@@ -320,7 +320,7 @@ class Dice:
 
 
 def keyed_dice(device: torch.device, *key: int | str) -> Dice:
-    """Random choices that depend on the key alone."""
+    """Make a `Dice` whose choices depend on the key alone."""
     return Dice(keyed(device, *key))
 
 
@@ -329,7 +329,7 @@ class ScoreRecorder:
     """Records the scores (V,) at every position of every row. If a position is visited twice, the last scores count."""
 
     def __init__(self, rows: int, start: int) -> None:
-        """rows: of the batch. start: columns of the prompt."""
+        """rows: number of rows in the batch. start: number of columns of the prompt."""
         self._start = start
         self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
 
@@ -353,7 +353,7 @@ class ScoreRecorder:
 @final
 @dataclass
 class BatchCollector:
-    """Collects the first scores of all rows, then shows a processor the whole batch once."""
+    """Collects the scores of all rows at the first position, then calls a processor once with the whole batch."""
 
     processor: Processor
     rows: int

@@ -1,12 +1,12 @@
-"""`DecodingStatistics`: what a run measures and later runs use: seconds of passes (`CostCurve`), acceptance of drafts
-(`Acceptance`), accuracy of heads.
+"""`DecodingStatistics` stores what a run measures, for later runs: the seconds of passes (`CostCurve`), the acceptance
+of drafts (`Acceptance`), and the accuracy of heads.
 
 The object is passed in: runs that share it use each other's measurements; runs with different objects are independent.
 It belongs to no model and no drafter. Threads may share it: take `lock` to read or write its contents. A saved file
 carries the measurements to a new process.
 
 Keys are the names of weights (`Target.name`, `Drafter.name`) and the device, never memory addresses, which a later
-model may reuse. At most `MOST` pairs are kept; the least recently used are dropped.
+model may reuse. At most `MOST` pairs are stored; the least recently used are dropped.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from mmdec.types import InputError, Plan, Prior
 
 DEEPEST = 31  # maximum nodes of a chain
 FADE = 0.95  # per round, the weight of earlier rounds decays by this factor
-SLOW = 0.98  # the same for chains that end early: their statistics change little, so old rounds stay useful
+SLOW = 0.98  # the same as FADE for chains that end early: their statistics change little, so old rounds stay useful
 UNKNOWN = 0.6  # assumed chance of a node without any observation
 CHAIN_GAP = 6  # first interval, in rounds of trees, between two trial chains
 PRIOR_WEIGHT = 2.0  # the prior counts as so many rounds
-WINDOW = 15  # the newest timings kept per bucket
+WINDOW = 15  # timings stored per bucket, the newest ones
 FORMAT = {"format": "mmdec decoding statistics", "version": 1}
 LARGEST = 16 << 20  # maximum bytes of a file
 ENOUGH = 3  # timings before a bucket of the target's curve is used
-MOST = 256  # pairs of target and drafter at most
+MOST = 256  # maximum pairs of target and drafter
 
 
 @final
@@ -62,7 +62,7 @@ class Acceptance:
         self.chains_only = 0  # how many tree plans were answered by a chain; -1 after the first real tree
         self.since_chain = 0  # rounds of trees since the last chain
         self.chain_gap = CHAIN_GAP  # rounds of trees until the next trial chain; grows each time
-        self.gap = 1  # rounds between attempts to draft while drafting does not pay
+        self.gap = 1  # rounds between two trial drafts while drafting does not pay
 
     def content(self) -> dict[str, Any]:
         """The statistics, for JSON."""
@@ -71,8 +71,8 @@ class Acceptance:
         return {**{name: getattr(self, name) for name in names}, "trees": trees}
 
     def chain(self, deepest: int = DEEPEST) -> list[float]:
-        """Acceptance chances p_i of nodes i = 1 .. `deepest`. An unobserved depth has the prior's, else that of depth i
-        - 1."""
+        """Acceptance chances p_i of nodes i = 1 .. `deepest`. A depth never observed gets the prior's chance, or
+        without a prior that of depth i - 1."""
         chances: list[float] = []
         before = UNKNOWN
         for i in range(1, deepest + 1):
@@ -87,8 +87,8 @@ class Acceptance:
     def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
         """Expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
 
-        chances: from `chain`. An unobserved depth is assumed to be drafted as often as the depth above, and accepted by
-            its chance.
+        chances: acceptance chances, as `chain` returns them. An unobserved depth is assumed to be drafted as often as
+            the depth above, and accepted by its chance.
         Returns: two lists, each with one number per maximum length.
         """
         drafted: list[float] = []
@@ -119,8 +119,9 @@ class Acceptance:
     def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
         """Add one round.
 
-        plan: what was asked for. sizes: nodes of each row's draft, root included. depth: of the deepest node.
-        accepted: accepted nodes of each row, root excluded. ends: whether the drafter may end chains early.
+        plan: the plan that the drafter got. sizes: number of nodes of each row's draft, root included. depth: depth of
+            the deepest node. accepted: number of accepted nodes of each row, root excluded. ends: whether the drafter
+            may end chains early.
         """
         rows, longest = len(sizes), max(sizes)
         self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
@@ -167,13 +168,14 @@ def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
 
 @final
 class CostCurve:
-    """Monotone piecewise-linear seconds of a count, through the lower quartiles of buckets 1, 2, 3-4, 5-8, ...; robust
-    to timings that are off by several times.
+    """Estimates the seconds that a number of items (columns or levels) takes, by a monotone piecewise-linear curve.
+    The curve goes through the lower quartiles of the buckets 1, 2, 3-4, 5-8, ..., so single timings that are off by
+    several times do not move it.
     """
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
         """slope: factor on the last slope beyond the last bucket. origin: whether a count of 0 takes 0 seconds.
-        enough: timings before a bucket other than the first is used.
+        enough: number of timings that a bucket other than the first needs before it is used.
         """
         self._slope = slope
         self._enough = enough
@@ -228,8 +230,8 @@ class CostCurve:
         self._points.reverse()
 
     def at(self, count: float) -> float:
-        """Seconds at a count, from buckets with enough timings. Below the first point: the first point's; 0 without
-        timings."""
+        """Seconds at a count, from buckets with enough timings. Below the first point it returns the first point's
+        seconds, and without any timings 0."""
         if not self._points:
             return 0.0
         before = after = self._points[0]
@@ -264,7 +266,7 @@ class CostCurve:
 
 @dataclass(frozen=True)
 class Pair:
-    """The key of measurements: a target on a device, and a drafter, by name."""
+    """The key of stored measurements: the names of a target, of its device, and of a drafter."""
 
     target: str
     device: str
@@ -273,8 +275,8 @@ class Pair:
 
 @dataclass
 class PairStatistics:
-    """Measurements of one pair. Times are kept separately for batch sizes up to 1, 2, 4, ... rows (`power` is the
-    log2)."""
+    """Measurements of one pair. Times are stored separately for batch sizes up to 1, 2, 4, ... rows: `power` is the
+    base-2 logarithm of that size."""
 
     target: dict[int, CostCurve]  # power -> seconds by columns, shared by all drafters of the target
     acceptance: Acceptance

@@ -118,7 +118,10 @@ class File(Record):
 
 
 def fill(targets: dict[tuple[str, str], dict[int, CostCurve]], pairs: dict[Pair, PairStatistics], raw: bytes) -> None:
-    """Put what a file holds into empty statistics. raw: the file's bytes."""
+    """Read a file's content into empty dictionaries. targets, pairs: receive the curves and the measurements.
+
+    raw: the file's bytes.
+    """
     file = File.model_validate_json(raw)
     for target in file.targets:
         targets[target.target, target.device] = _curves(target.columns, target_curve)

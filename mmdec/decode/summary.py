@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
     """Format a result.
 
-    what: the text, or how much there is of it. rounds: from `rounds_line`. seconds: stage -> seconds; "total", if
-        present, also includes time outside the stages.
+    what: the first line: the text, or how much there is of it. rounds: the second line, from `rounds_line`.
+    seconds: stage -> seconds; "total", if present, also includes time outside the stages.
     """
     stages = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items() if name != "total")
     total = seconds.get("total", sum(seconds.values()))
@@ -22,5 +22,5 @@ def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 row, 2 rows."""
+    """A number with its noun: "1 row", "2 rows"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

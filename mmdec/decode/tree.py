@@ -13,10 +13,10 @@ from torch import Tensor
 from mmdec.types import Draft, InputError
 
 CHUNK = 64  # columns whose maximum is compared first
-FEW = 2**16  # up to so many values in all, plain `topk` is faster
+FEW = 2**16  # up to so many values in the whole tensor, plain `topk` is faster
 FADE = 0.995  # per observation, the weight of earlier ones decays by this factor
 WEIGHT = 20.0  # the initial chances count as so many observations
-KEPT = 32  # observations between two recomputations of the trees
+KEPT = 32  # the computed trees are reused for so many observations
 Node = tuple[int, int, int]  # parent, depth from 0, rank
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 
@@ -56,7 +56,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of each node of one row, given the root's. parents: one row's; parents[0] is not read."""
+    """Depth of each node of one row; the root has depth 0. parents: each node's parent; parents[0] is not read."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -219,7 +219,7 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
 def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
     """Reorder a row's nodes depth first, the likeliest child first, so that the target's cache needs the fewest moves.
 
-    numbers: of the kept nodes, from 0. tokens: theirs. parents: numbers from 1, 0 is the root.
+    numbers: the nodes' numbers, from 0. tokens: their tokens. parents: their parents' numbers from 1; 0 is the root.
     Returns: tokens and parents in the new order.
     """
     below: dict[int, list[int]] = {}
@@ -238,10 +238,10 @@ def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[in
 
 
 def level_parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
-    """Numbers of the parents (from 1; 0 is the root) of the nodes `chosen` (from 0).
+    """Return the parents' numbers (from 1; 0 is the root) of the nodes whose numbers (from 0) are in `chosen`.
 
-    The first level has `width` nodes, each later one width * width; `expanded` lists, by level, the nodes with
-    children.
+    width: the first level has `width` nodes, each later one width * width. expanded: for each level, which of its nodes
+        have children.
     """
     numbers = [list(range(1, width + 1))]
     numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]

@@ -40,10 +40,10 @@ class RowTree:
     children: list[list[int]]
     logits: Tensor  # (N, V)
     probs: Tensor | None  # (N, V)
-    likeliest: Callable[[], list[int]]  # most probable token of each node; only if processors act alike at all nodes
+    likeliest: Callable[[], list[int]]  # each node's most probable token; valid only if `Sequences.alike`
 
     def drawn(self, node: int) -> Tensor | None:
-        """The distribution (V,) float64 that a node's children were drawn from; zeros if none was drawn."""
+        """The distribution (V,) float64 that a node's children were drawn from; zeros if no child was drawn."""
         if self.probs is None:
             return None
         q = self.probs[node].double()
@@ -57,7 +57,7 @@ class RowTree:
         return chain
 
     def match(self, node: int, token: int) -> Step:
-        """The token, and the child of `node` that holds it, or -1."""
+        """Return the token, and the child of `node` that holds it, or -1 if no child does."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return token, child
@@ -68,8 +68,8 @@ Step = tuple[int, int]  # (the token chosen at a node, the child that holds it o
 
 
 class Rule(Protocol):
-    """Walks one row's tree and appends tokens to `text`. Returns the accepted nodes below the root, and whether the row
-    ended."""
+    """How drafts are accepted. `walk` visits one row's tree and appends tokens to `text`; it returns the accepted nodes
+    below the root, and whether the row ended."""
 
     @property
     def name(self) -> RuleName: ...
@@ -85,7 +85,7 @@ class Rule(Protocol):
 def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict:
     """Judge a draft (B, N) by the target's scores, and append the tokens of this round to `text`.
 
-    No other state is kept between rounds: the same draft, scores, rule and text give the same verdict.
+    Nothing else is stored between rounds: the same draft, scores, rule and text give the same verdict.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
     # one reduction over all nodes is faster than one for each node
@@ -129,7 +129,7 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
 
 
 def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> tuple[list[int], bool]:
-    """Descend as long as a child holds the token that `step` takes at its parent, and the row does not end."""
+    """Descend the tree until the row ends or no child holds the token that `step` chose at its parent."""
     path: list[int] = []
     node = 0
     while True:
@@ -224,9 +224,9 @@ class ResidualRule:
 class BlockRule:
     """Block verification (Sun et al., ICLR 2025, algorithm 2): accepts a chain's tokens jointly.
 
-    On average it accepts at least as many as one by one. It reads only the first children of a tree, up to a token that
-    ends the row. It needs the distributions of nodes that are not accepted, so their processors run, too; their state
-    is then restored.
+    On average it accepts at least as many tokens as a rule that judges them one by one. It reads only the first
+    children of a tree, up to a token that ends the row. It needs the distributions of nodes that are not accepted, so
+    their processors run, too; their state is then restored.
     """
 
     stream: Stream
@@ -240,7 +240,7 @@ class BlockRule:
         row, start = branch.row, len(text.tokens[branch.row])
         chain = branch.first(text.stop.eos)
         dice = self.dice(branch.logits.device, self.stream.seed, "block", row, start)
-        weight, accepted = 1.0, 0  # p_i of the paper; tau
+        weight, accepted = 1.0, 0  # p_i and tau of the paper
         p = residual = _distribution(text, row, branch.logits[0])
         state = text.state(row) if len(chain) > 1 else None
         for index, (node, child) in enumerate(pairwise(chain)):

@@ -1,4 +1,4 @@
-"""Seconds: a stopwatch that waits for the GPU, and a round's share of drafter, target and core."""
+"""Measures time: a stopwatch that waits for the GPU, and the seconds of a round in drafter, target and core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 CPU = torch.device("cpu")
-STARVED = 0.7  # of the target's seconds: a thread that had a processor for less of them waited for one
+STARVED = 0.7  # if the thread's CPU time is less than this part of the target's seconds, it waited for a processor
 
 
 @final
@@ -27,15 +27,16 @@ class Stopwatch:
         self._lap = self.now()
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Wall-clock seconds since some fixed moment."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
     def processor(self) -> float:
-        """CPU seconds of this thread, since some fixed moment; wall-clock seconds where these mean nothing.
+        """CPU seconds of this thread, since some fixed moment.
 
-        That is the case on a GPU, whose work takes no CPU time, and on Windows, which counts in steps of 16 ms.
+        It returns wall-clock seconds for a GPU, whose work takes no CPU time, and on Windows, which counts CPU time in
+        steps of 16 ms.
         """
         counts = self._device.type == "cpu" and sys.platform != "win32"
         return time.thread_time() if counts else time.perf_counter()
@@ -60,7 +61,7 @@ def timed_passes(
 ) -> Generator[None]:
     """Call `on_pass(seconds, args, kwargs)` after each forward pass of this thread through `module`.
 
-    For passes inside other libraries' code. Passes of other threads are not reported.
+    It times passes that other libraries start. Passes of other threads are not reported.
     """
     thread, stopwatch, starts = threading.get_ident(), Stopwatch(device), list[float]()
 
@@ -82,7 +83,7 @@ def timed_passes(
 
 @final
 class Watch:
-    """One round's seconds, by the wall clock and of the processor."""
+    """One round's wall-clock seconds and CPU seconds."""
 
     def __init__(self, device: torch.device) -> None:
         self._stopwatch = Stopwatch(device)
@@ -91,7 +92,7 @@ class Watch:
     def start(self) -> None:
         """Begin a round."""
         self.seconds = {"target": 0.0, "drafter": 0.0, "core": 0.0}
-        self._worked = dict(self.seconds)  # of the processor
+        self._worked = dict(self.seconds)  # stage -> CPU seconds
         self._stopwatch.lap()
         self._processor = self._stopwatch.processor()
 
@@ -103,7 +104,7 @@ class Watch:
         self._processor = processor
 
     def learned(self) -> tuple[float, float, bool]:
-        """Seconds of the round so far: the target's, the drafter's, and whether the thread waited for a processor.
+        """Return the target's seconds in this round so far, the drafter's, and whether the thread waited for a CPU.
 
         If it waited, the seconds are CPU time. Only the target's pass decides this: a drafter may wait on purpose for
         another process or the network, and this wait is part of its cost.

@@ -53,19 +53,19 @@ class PieceModel(Protocol):
 
 @final
 class Alignment:
-    """The accepted pieces of a window, aligned to its frames; the next one takes time in the number of frames.
+    """Aligns the accepted pieces of a window to its frames. Adding a piece takes time linear in the number of frames.
 
-    Values are log-probabilities less those of the best path, so that 0 is the path that was heard. Entry f of an array
-    is for the frames before f.
+    Values are log-probabilities minus those of the head's best path, which therefore has 0. Entry f of an array is the
+    value over the frames before f.
     """
 
     def __init__(self, logprobs: np.ndarray) -> None:
-        """logprobs: (F, V) of the head."""
+        """logprobs: (F, V) the head's log-probability of each piece at each frame."""
         best = logprobs.max(1, keepdims=True)
         self._costs = np.maximum(logprobs - best, -FLOOR)
         self._silent = self._sums(BLANK)
-        self._closed = self._silent.copy()  # a blank came last, or nothing
-        self._open = np.full_like(self._closed, -np.inf)  # the last piece came last
+        self._closed = self._silent.copy()  # best alignments whose last frame is a blank, or that have no frame
+        self._open = np.full_like(self._closed, -np.inf)  # best alignments whose last frame is the last piece
         self._last = -1
         self._logprobs = logprobs
         self._choices: dict[int, list[tuple[int, float]]] = {}
@@ -76,7 +76,7 @@ class Alignment:
         return np.concatenate([[0.0], np.cumsum(self._costs[:, piece], dtype=np.float64)])
 
     def add(self, piece: int) -> None:
-        """The next accepted piece."""
+        """Extend the alignment by the next accepted piece."""
         before = self._closed if piece == self._last else np.maximum(self._closed, self._open)
         self._open = self._held(before, self._sums(piece))
         self._closed = self._held(self._open, self._silent)
@@ -84,13 +84,16 @@ class Alignment:
 
     @staticmethod
     def _held(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """One sign over at least one frame, from the best frame on at which it may begin."""
+        """Extend alignments by one piece or blank that lasts at least one frame and begins at the best frame.
+
+        before: (F + 1,) values of the alignments so far. sums: (F + 1,) cumulative values of the piece.
+        """
         held = np.full_like(before, -np.inf)
         held[1:] = sums[1:] + np.maximum.accumulate(before[:-1] - sums[:-1])
         return held
 
     def place(self) -> int:
-        """The frame from which the text most likely goes on; the last of equally good ones."""
+        """The frame at which the accepted text most likely ends; of equally good frames, the last one."""
         reached = np.maximum(self._closed, self._open)
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
@@ -99,9 +102,10 @@ class Alignment:
         return float(np.maximum(self._closed, self._open).max())
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
-        """At most `most` pieces that the best path says from a frame on: (piece, frame, chance).
+        """At most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
 
-        A chance is the piece's own where it is surest, times that of the least sure blank before it.
+        A piece's chance is its probability at its first frame times the lowest probability of the blanks before it. If
+        its probability at a later frame is higher than that, it is taken instead.
         """
         found: list[tuple[int, int, float]] = []
         said, sure = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
@@ -188,7 +192,7 @@ class Text:
 
 @dataclass
 class Row:
-    """A row of a run: the tokens that are not aligned yet, and the last two."""
+    """A row of a run: its accepted tokens that are not aligned yet (`waiting`), and its last two aligned tokens."""
 
     timed: bool  # whether the decode writes timestamps
     first_time: int
@@ -202,7 +206,7 @@ class Row:
 
 @dataclass
 class Memory:
-    """The drafter's state of a run. The head reads the states when something is drafted first."""
+    """The drafter's state of a run. The head reads the states only at the first draft."""
 
     states: Tensor  # (B, S, D)
     rows: list[Row]
@@ -210,7 +214,7 @@ class Memory:
 
 @final
 class Ctc:
-    """Drafts what a CTC head hears. It holds weights only."""
+    """Drafts what a CTC head transcribes. It holds weights only; a run's state is in `Memory`."""
 
     needs = Needs(memory=True, stops=True)
 
@@ -250,7 +254,7 @@ class Ctc:
             raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
 
     def start(self, context: Context) -> Memory:
-        """Keep the encoder's states; nothing is computed yet."""
+        """Store the encoder's states; nothing is computed yet."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>
@@ -260,7 +264,7 @@ class Ctc:
         )
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row: what is heard after the accepted text, as far as the head is sure."""
+        """Draft a chain for each row: the head's transcript after the accepted text, as far as the head is sure."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
@@ -270,18 +274,18 @@ class Ctc:
         return chains(roots, [self._chain(row, depth, plan.threshold) for row in memory.rows])
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep the accepted tokens for the next draft."""
+        """Store the accepted tokens; they are aligned at the next draft."""
         for row, tokens, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             row.waiting += tokens[:length]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory.rows = [memory.rows[index] for index in live.tolist()]
         memory.states = memory.states[live.to(memory.states.device)]
 
     @torch.inference_mode()
     def _listen(self, states: Tensor) -> np.ndarray:
-        """Log-probabilities (B, F, V) of the pieces."""
+        """Run the head over states (B, S, D). Returns the log-probabilities (B, F, V) of the pieces."""
         weight = self.head.output.weight
         lengths = torch.full((len(states),), states.shape[1], device=weight.device)
         logits, _ = self.head(states.to(weight), lengths)
@@ -327,7 +331,7 @@ class Ctc:
         if row.timed and closed:  # a segment has ended, the next one begins at once
             found.append((row.last, 0.9))
         words: list[tuple[int, int, float]] = []
-        spoken = row.last < self.first_time  # a mark ends a segment that has words
+        spoken = row.last < self.first_time  # whether the open segment has words: only then a timestamp may end it
         for piece in heard:
             if piece[0] >= FIRST:
                 words.append(piece)
@@ -359,11 +363,11 @@ class Ctc:
         return at
 
     def _time(self, frame: int) -> int:
-        """The timestamp of a frame."""
+        """The timestamp token of a frame."""
         return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
-        """Pieces as the model's own tokens; a token's chance is that of all pieces in it."""
+        """Merge pieces into the model's tokens. A token's chance is the product of its pieces' chances."""
         texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
         ends = np.cumsum([len(text) for text in texts]).tolist()
         found: list[tuple[int, float]] = []

@@ -1,11 +1,11 @@
-"""A drafter that reads the DAG: its own distribution of the next unit, given the units accepted so far.
+"""Drafts for a speech translator from the graph (DAG) of its fast decoder.
 
-A directed acyclic graph of tokens factorises exactly. With alpha_t(j) = P(y_1..y_t, a_t = v_j), the distribution of the
-next unit is P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j), and every path reaches the last vertex, which emits </s>.
-An accepted prefix therefore needs no alignment, only one product with E for each unit. If the verifier leaves the
-graph's best path, alpha follows.
+The graph gives the distribution of the next unit exactly, given the units accepted so far. With
+alpha_t(j) = P(y_1..y_t, a_t = v_j) and the links E, it is P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j). Every path
+reaches the last vertex, which emits </s>. An accepted prefix therefore needs no alignment, only one product with E for
+each unit, also where it differs from the graph's best path.
 
-The graph of one utterance takes the place of weights: make one drafter for each call.
+The drafter has the graph of one utterance instead of weights: make one drafter for each call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowState:
         return ahead, ahead @ self.emissions
 
     def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
-        """Update alpha (L,) by the next unit."""
+        """Return alpha (L,) after the next unit. ahead: (L,) the distribution over the next vertex."""
         alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
         total = alpha.sum()
         return alpha / total if total > 0.0 else ahead  # past the last vertex there is no distribution
@@ -120,7 +120,7 @@ class DagDrafter:
                 state.alpha = state.after(state.alpha @ state.links, unit)
 
     def select(self, memory: list[RowState], live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[row] for row in live.tolist()]
 
 

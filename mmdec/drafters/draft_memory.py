@@ -29,7 +29,7 @@ class DraftCache:
     def __init__(self, rows: int, layers: int = 1) -> None:
         self.lengths, self._layers = [0] * rows, layers
         self._keys = self._values = torch.empty(0)  # (B, layers * h, C, d)
-        self._uneven: Tensor | None = None  # (B, 1, 1, width): minus infinity at columns beyond a shorter row
+        self._uneven: Tensor | None = None  # (B, 1, 1, width) additive: minus infinity behind a shorter row's columns
 
     @property
     def width(self) -> int:
@@ -48,9 +48,9 @@ class DraftCache:
         self.accept(counts)
 
     def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> Pair:
-        """Write one layer's first `counts[r]` columns of row r behind its accepted ones, which does not accept them.
+        """Write one layer's first `counts[r]` columns of row r behind its accepted ones; `accept` accepts them later.
 
-        Returns: the layer's keys and values (B, h, W, d), W as many as the longest row has now.
+        Returns: the layer's keys and values (B, h, W, d); W is the length of the longest row, new columns included.
         """
         lengths, width, size = self.lengths, self.width, keys.shape[2]
         self._reserve(keys, width + size)
@@ -77,7 +77,8 @@ class DraftCache:
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
     def written_mask(self, size: int, width: int) -> Tensor:
-        """The additive mask (B, 1, size, width) of columns that `write` has written: each sees its row up to itself."""
+        """The additive mask (B, 1, size, width) of `size` columns that `write` has written: each sees its row's columns
+        up to itself."""
         device = self._keys.device
         last = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(size, device=device)
         hidden = torch.arange(width, device=device) > last[..., None]
@@ -97,7 +98,8 @@ class DraftCache:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def room(self, columns: int, like: Tensor | None = None) -> Pair:
-        """Make room for a draft: keys and values (B, h, width + columns, d); the caller writes the last `columns`.
+        """Make room for a draft. Returns keys and values (B, h, width + columns, d): the caller writes the last
+        `columns`.
 
         like: (B, h, n, d), gives shape and dtype while the cache is empty.
         """
@@ -111,8 +113,8 @@ class DraftCache:
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of shorter
-        rows (None if none)."""
+        """The last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of the
+        columns behind shorter rows (None if all rows are equally long)."""
         keys, values = self._layer(self._layers - 1)
         return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
 
@@ -126,7 +128,7 @@ class DraftCache:
         return torch.cat([before, tree], -1)[:, None]
 
     def select(self, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         self.lengths = [self.lengths[row] for row in live.tolist()]
         if self._keys.numel():
             self._keys, self._values = self._keys[live], self._values[live]
@@ -141,7 +143,7 @@ class DraftCache:
         return self._keys.narrow(1, layer * heads, heads), self._values.narrow(1, layer * heads, heads)
 
     def _reserve(self, like: Tensor, columns: int) -> None:
-        """Make room for `columns`. like: one layer's keys (B, h, n, d), or the cache's own."""
+        """Make room for `columns` columns in all. like: keys (B, h, n, d) whose shape and dtype a new cache takes."""
         capacity = self._keys.shape[2] if self._keys.dim() == 4 else 0
         if columns <= capacity:
             return
@@ -158,18 +160,18 @@ class DraftCache:
 class WaitingPrompt:
     """The prompt's columns before the draft network has processed them.
 
-    The last column is missing: it needs the first generated token, and comes with the first verdict.
+    The last column is missing: it needs the first generated token, so the first verdict adds it.
     """
 
     embeds: Tensor  # (B, F, H)
     features: Tensor  # (B, F, k * H)
     visual: Tensor  # (B, F) bool
-    mask: Tensor  # (B, F) bool
-    positions: Tensor | None = None  # (1 or 3, B, F): the target's, where the network follows them; None: text's
+    mask: Tensor  # (B, F) bool, False at padding
+    positions: Tensor | None = None  # (1 or 3, B, F) the target's positions, if the network uses them
     next: Tensor | None = None  # (B,) the target's position after the prompt
 
     def select(self, live: Tensor) -> WaitingPrompt:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         return WaitingPrompt(
             self.embeds[live],
             self.features[live],
@@ -214,7 +216,7 @@ class Waiting:
         return cls(pad(features, batch_first=True), pad(tokens, batch_first=True), counts)
 
     def select(self, live: Tensor) -> Waiting:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         return Waiting(self.features[live], self.tokens[live], [self.counts[row] for row in live.tolist()])
 
 
@@ -231,13 +233,13 @@ class Memory:
     """The drafter's state of a run; the next turn of a chat may continue it."""
 
     cache: DraftCache
-    columns: list[int]  # columns of each row's text, waiting ones included
+    columns: list[int]  # number of columns of each row's text, with those still in `queue`
     positions: list[int]  # text position of each row's next column to process
     queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # columns to process, oldest first
     carry: Tensor | None = None  # (B, 1, C), the extra input of `DraftNetwork.fuse`
     info: list[PromptInfo] = field(default_factory=list)  # for each row; empty until the prompt was processed
-    step: TokenStep | None = None  # fast path for single tokens of one row; None: not available, or not looked for yet
-    asked: bool = False  # whether `step` was looked for since the prompt
+    step: TokenStep | None = None  # fast path for single tokens of one row; None: not available, or not tried yet
+    asked: bool = False  # whether the drafter has already tried to make `step` since the prompt
     packed: Packed | None = None  # packed weights; None before the first pass, and for large networks
 
 

@@ -1,9 +1,10 @@
 """FLASH drafts with slots: one pass of its head gives k tokens (arXiv 2505.12728; see `mmdec.nn.flash`).
 
-The order of operations is that of `tree_growing.py`: slot 0 of an accepted column is a column of the cache. A draft is
-one pass over the root's slots; each level of it then costs a refiner and the LM head. The paper's draft is a chain;
-beyond k tokens another pass runs over the head's own predictions. An option (not in the paper) makes a tree of the
-slots: the best tokens of each slot below the best paths, scored and chosen as in EAGLE-2, at most k deep.
+The order of operations is that of `tree_growing.py`: slot 0 of an accepted column is stored as a column of the cache. A
+draft is one pass over the root's slots; each further level costs one call of the refiner and one of the LM head. The
+paper's draft is a chain; beyond k tokens another pass runs over the head's own predictions. An option (not in the
+paper) makes a tree from the slots: the best tokens of each slot are added below the best paths, scored and chosen as in
+EAGLE-2, at most k deep.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Flash:
         tree: bool | None = None,
     ) -> None:
         """network: FLASH's head. embedding, output, width: as for `TreeGrowing`.
-        tree: whether to make a tree of the slots; None: as the network's configuration says.
+        tree: whether to make a tree of the slots; None: the network's configuration decides.
         Raises: InputError as `TreeGrowing`.
         """
         self._columns = TreeGrowing(network, embedding, output, width)
@@ -64,7 +65,7 @@ class Flash:
         self._columns.update(memory, draft, scores, verdict)
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         self._columns.select(memory, live)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
@@ -121,10 +122,10 @@ class Slots(Levels):
         return self.slots[:, :1]
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Compute the next slot for nodes with tokens (B, n) and their parents' features (B, n, H); `above` as in
-        `Levels.expand`.
+        """Compute the next slot for nodes with tokens (B, n) and their parents' features (B, n, H).
 
-        A chain that has used all slots continues with those of the next block. Returns: hidden (B, n, H).
+        A chain that has used all slots continues with the next block's slots. above: as in `Levels.expand`.
+        Returns: hidden (B, n, H).
         """
         self.level += 1
         index = self.level - self.done
@@ -181,7 +182,7 @@ class Slots(Levels):
 
 
 class Blocks:
-    """The same as `Slots` for a chain of one row, token by token."""
+    """Does the same as `Slots` for a chain of one row, token by token, which takes less time."""
 
     def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
         """waiting: accepted columns to process first. depth: slots beyond this depth are not computed."""
@@ -199,7 +200,7 @@ class Blocks:
         return self.slots[0]
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """The next slot (H,) after a token and its parent's feature (H,); see `Slots.expand`."""
+        """Return the next slot (H,), given a token and its parent's feature (H,); see `Slots.expand`."""
         self.path.append((token, feature))
         index = len(self.path)
         if index == self.step.slots:
@@ -212,7 +213,7 @@ class Blocks:
         return self.step.refined(self.slots[index], self.preceding, index)
 
     def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """Process columns with tokens (n,) and features (n, H); return the slots (k', H) of the last one."""
+        """Process columns with tokens (n,) and features (n, H). Returns the last column's slots (k', H)."""
         count = min(self.step.slots, self.depth - self.done)
         keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
         position = self.memory.positions[0] + self.offset

@@ -15,7 +15,7 @@ from torch import Tensor
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-BASE = 1_000_003  # of the polynomial hash modulo MODULUS; a match is verified token by token
+BASE = 1_000_003  # base of the polynomial hash modulo MODULUS; a match is verified token by token
 MODULUS = (1 << 61) - 1
 
 
@@ -29,7 +29,7 @@ class Row:
         self.text: list[int] = []
         self._hashes = [0] * longest  # hashes of the last 1, 2, ... tokens
         self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
-        # hash -> (last end, the end before it)
+        # hash -> (where the n-gram last ended, where it ended the time before)
         self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
         for token in tokens:
             self.add(token)
@@ -55,8 +55,8 @@ class Row:
         return matches
 
     def copy(self, at: int, length: int) -> list[int]:
-        """Up to `length` tokens from position `at` on. At the end of the text the copy continues with its own
-        tokens."""
+        """Copy `length` tokens from position `at` on. A copy that reaches the end of the text continues with the tokens
+        that it has already copied."""
         tail = self.text[at : at + length]
         period = len(self.text) - at
         while len(tail) < length:
@@ -66,7 +66,8 @@ class Row:
 
 @final
 class Lookup:
-    """Copies from the prompt and the generated text. Has no weights, fits every target, takes microseconds."""
+    """Copies from the prompt and the generated text. It has no weights, works with every target, and takes
+    microseconds."""
 
     needs = Needs()
 
@@ -98,7 +99,7 @@ class Lookup:
                 row.add(token)
 
     def select(self, memory: list[Row], live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:

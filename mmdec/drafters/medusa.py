@@ -3,7 +3,7 @@
 
 The heads read the last hidden state of the node that was verified last, from the same pass that verified it. Head k
 proposes the token k positions after the next root. Medusa-Block's extra layer needs the states of every position; new
-states are kept until the next draft.
+states are stored until the next draft.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ WIDTH = 8  # number of top tokens considered for each head
 FIRST, LATER = (
     0.75,
     0.85,
-)  # prior chance that the first head's best token is right; factor for each further head
+)  # the first head's prior chance that its best token is right, and the factor on it for each further head
 DECAY = 2.0  # prior chance that the k-th best token is right where the best is wrong: ~ 1 / k^2
 
 
 @dataclass
 class Block:
-    """State of Medusa-Block's extra layer: keys and values of each row's positions, from column 0 to its length."""
+    """State of Medusa-Block's extra layer. Row r's positions are the columns 0 .. lengths[r] of `keys` and `values`."""
 
-    memory: Pair  # keys and values of the encoder's states
+    memory: Pair  # keys and values of the encoder's states, for cross-attention
     keys: Tensor  # (B, heads, C, D)
     values: Tensor
     lengths: list[int]
@@ -48,7 +48,7 @@ class Memory:
     block: Block | None
     heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all heads, for one product
     shape: TreeShape
-    begun: bool = False  # whether the verdict on the prompt has arrived
+    begun: bool = False  # whether `update` has been called for the prompt's pass
     ranked: list[list[list[int]]] | None = None  # (B, K, WIDTH) tokens of the last proposal
 
 
@@ -60,8 +60,8 @@ class Medusa:
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
-        """heads: the trained heads. output: the model's output layer, which they share unless they have their own.
-        ranks: prior chances [head][rank]; each counts as 20 observations.
+        """heads: the trained heads. output: the model's output layer, which the heads use unless they have their own.
+        ranks: prior chances [head][rank] that a rank is right; each counts as 20 observations. None: `expected`.
         """
         config = heads.config
         if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
@@ -104,7 +104,7 @@ class Medusa:
             )
 
     def start(self, context: Context) -> Memory:
-        """Make the memory of a run, without any pass; Medusa-Block keeps the prompt's states for its first draft."""
+        """Make the memory of a run, without any pass; Medusa-Block stores the prompt's states for its first draft."""
         layer = self.heads.block
         linears: list[Any] = [head.linear for head in self.heads.heads]
         heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
@@ -133,7 +133,7 @@ class Medusa:
         return trees_from_lists(roots, trees)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep the last verified node's state, and record which ranks were right."""
+        """Store the last verified node's state, and record which ranks were right."""
         features = scores.features[-1]
         paths = [[node for node in row if node >= 0] for row in int_rows(verdict.path)]
         if len(paths) == 1:
@@ -151,7 +151,7 @@ class Medusa:
             memory.ranked = None
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         if memory.hidden is not None:
             memory.hidden = memory.hidden[live]
         block = memory.block
@@ -211,7 +211,7 @@ def expected(heads: int) -> list[list[float]]:
 
 
 def _wider(cells: Tensor, width: int) -> Tensor:
-    """A copy with room for at least `width` columns.
+    """Copy cells (B, heads, C, D) to a tensor with room for at least `width` columns.
 
     Unwritten columns are 0, because a mask hides only finite values.
     """

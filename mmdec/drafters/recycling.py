@@ -1,4 +1,4 @@
-"""Token Recycling (Luo et al. 2024): keeps the target's top tokens after each token, and drafts a tree of them.
+"""Token Recycling (Luo et al. 2024): stores the target's top tokens after each token, and drafts a tree of them.
 
 Every output of the target, at accepted and rejected nodes alike, replaces the successors of that node's token (section
 3.1 of the paper). A draft is a fixed tree over the successors, cut to the plan (section 3.2). No weights, no training;
@@ -18,10 +18,12 @@ from torch import Tensor
 from mmdec.decode.tree import Path, likeliest_paths, top_indices, trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 8  # successors kept for each token
+WIDTH = 8  # successors stored for each token
 NODES = 80  # nodes of the whole tree template
 HIT = 0.85  # assumed chance that some successor is right
-DECAY = 1.7  # the k-th is right ~ 1 / k^1.7: levels of 8, 21, 25, 18, 6, 1, 1 nodes (in the paper 8, 21, 25, 15, ...)
+# The chance that the k-th successor is right falls as 1 / k^1.7. This gives levels of 8, 21, 25, 18, 6, 1, 1 nodes (in
+# the paper 8, 21, 25, 15, ...).
+DECAY = 1.7
 
 
 @final

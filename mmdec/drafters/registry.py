@@ -30,7 +30,7 @@ METHODS = ("check", "start", "propose", "update", "select")  # methods of the pr
 
 @dataclass(frozen=True)
 class Entry:
-    """How to make a drafter: by its factory, from a folder with weights, or either way."""
+    """How to make a drafter: by its factory, from a folder with weights, or by both."""
 
     factory: Factory | str | None = None
     drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
@@ -38,7 +38,7 @@ class Entry:
     loader: Loader | str | None = None  # only for a drafter from outside the package
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
     speech: bool = (
-        False  # whether it drafts for models that hear; others draft for language models, also those that see
+        False  # whether it drafts for speech models; others draft for language models, with or without images
     )
     note: str = ""  # one line on how it drafts, shown by the demo
 
@@ -144,7 +144,7 @@ def register_drafter(
 
 
 def _is_text(value: object) -> bool:
-    """Whether a caller passed a string, whatever the annotation says."""
+    """Whether the value is a string: callers without a type checker may pass anything."""
     return isinstance(value, str)
 
 
@@ -164,9 +164,9 @@ def loader_names() -> list[str]:
 
 
 def auto_names(speech: bool = False) -> list[str]:
-    """Names that "auto" looks for beside a model: built-in ones first, in order of preference.
+    """Names of the drafters that "auto" looks for beside a model: built-in ones first, in order of preference.
 
-    speech: of drafters for models that hear. Default False: of those for language models, also those that see.
+    speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
     """
     return [name for name, entry in _all().items() if entry.auto and entry.speech == speech]
 
@@ -191,7 +191,8 @@ def named_drafter(name: str) -> Drafter:
     """Make a drafter from a registered name or a dotted path.
 
     name: a registered name, or "package.module:Class" of a class that needs no arguments.
-    Raises: InputError if the name needs a folder, names no class, or its class needs arguments.
+    Raises: InputError if a drafter of this name needs a folder, if there is no such drafter, or if its class needs
+        arguments.
     """
     entry = drafter_entry(name)
     if entry is not None and entry.factory is None:
@@ -229,7 +230,7 @@ def is_dotted(text: str) -> bool:
 
 
 def import_dotted(path: str, argument: str = "drafter") -> Any:
-    """Import the object that "package.module:Class" names. Raises InputError if that fails, naming `argument`."""
+    """Import the object at the dotted path "package.module:Class". Raises InputError about `argument` if that fails."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)

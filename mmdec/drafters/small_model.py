@@ -8,8 +8,8 @@ would come next, which keeps the verdict lossless.
 
 Each layer costs one pass of the small model. Since a target scores whole trees only, the pass for layer l scores the
 layers above it again: a tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes. The columns
-that the target accepted are kept from the last pass, so the next round begins with a pass over the pending tokens
-alone: usually one, and two if the whole path was accepted.
+that the target accepted stay in the cache after the last pass, so the next round begins with a pass over the pending
+tokens only: usually one token, and two if the whole path was accepted.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Tree:
         return len(self.tokens) - 1
 
     def best(self, count: int) -> list[int]:
-        """The `count` nodes with the highest values, without the root. Ties go to the earlier node.
+        """The `count` nodes with the highest values, without the root. Of equal nodes the earlier one is taken.
 
-        A child's value is at most its parent's. The result is depth first, the first child first.
+        A child's value is at most its parent's, so each node's parent is in the result. The order is depth first, the
+        first child first.
         """
         best = set(sorted(range(1, len(self.tokens)), key=lambda node: -self.values[node])[:count])
         below: list[list[int]] = [[] for _ in self.tokens]
@@ -76,7 +77,7 @@ class Memory:
 
 @final
 class SmallModel:
-    """Drafts with a small model, whose own cache follows the accepted text.
+    """Drafts with a small model, whose own cache holds the accepted text.
 
     A small model that reads text only does not see the columns of a picture: its positions count without them. It
     drafts nothing beyond its positions, after a token outside its vocabulary, or if it cannot read the images or the
@@ -135,7 +136,7 @@ class SmallModel:
             )
 
     def start(self, context: Context) -> Memory:
-        """Run the small model over the prompt, unless the prompt is too long for it."""
+        """Run the small model over the prompt. If the prompt is too long for it, it drafts nothing in this run."""
         mask = context.mask
         if context.pictures is not None and not self._images:
             mask = mask & ~context.pictures
@@ -168,7 +169,8 @@ class SmallModel:
         return memory
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep the accepted columns of the last pass; other new tokens are pending, always including the last one."""
+        """Keep the accepted columns of the last pass in the cache. Tokens without a column become pending; the last
+        token always does."""
         if memory.session is None:
             return
         memory.vocab_size = scores.logits.shape[-1]
@@ -194,7 +196,7 @@ class SmallModel:
         self._commit(memory, paths)
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         if memory.session is None:
             return
         self._model.select(memory.session, live)
@@ -302,7 +304,8 @@ def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: i
 def draw_children(
     trees: list[Tree], frontier: list[list[int]], probs: Tensor, counts: list[int], generator: torch.Generator | None
 ) -> list[list[int]]:
-    """Sample children without replacement from probs (B, L, V), `counts` in each row, where acceptance is likeliest.
+    """Sample children without replacement from probs (B, L, V): in each row `counts` of them, where acceptance is
+    likeliest.
 
     Sorting p / Exp(1) gives the order of successive draws. All draws are made at once and used one by one; whether
     another child is used depends only on earlier ones. Returns: the new children, by row.

@@ -12,8 +12,8 @@ included, are queued until the next draft, so a run without drafts pays nothing.
 layer's keys and values are computed; the last column, whose token is the root, is run through the whole layer and gives
 the first level.
 
-P-EAGLE (arXiv 2602.01469) gives all levels in one pass, from columns without tokens behind the root's: each depth has
-one distribution, whatever stands above it.
+P-EAGLE (arXiv 2602.01469) computes all levels in one pass, from columns without tokens behind the root's: each depth
+has one distribution, which does not depend on the tokens above it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TreeGrowing:
         self.network, self.output, self.width = network.eval(), output, width
         own = isinstance(network, Eagle3)
         self.embedding: nn.Module = network.embed_tokens if own and network.config.own_embedding else embedding
-        # EAGLE-3 reads token ids of the prompt, and pictures' columns and positions as its configuration says
+        # EAGLE-3 reads the prompt's token ids; its configuration says whether it reads image columns and positions
         self._own: Eagle3Config | None = network.config if own else None
         projected = self._own is None or self._own.pictures == "projected"
         self.needs = Needs(layers=config.layers, embeds=projected, travels=True, stops=True)
@@ -87,8 +87,8 @@ class TreeGrowing:
     def start(self, context: Context) -> Memory:
         """Make the memory of a run, without any pass.
 
-        Continues the memory of the same chat if it ends where the prompt's new columns begin; otherwise reads only
-        those.
+        If the memory of the chat's previous turn ends where the prompt's new columns begin, it is continued. Otherwise
+        the new memory holds only the new columns.
         """
         missing = any(layer not in context.features for layer in self.needs.layers)
         if missing or (self.needs.embeds and context.embeds is None):
@@ -117,7 +117,7 @@ class TreeGrowing:
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         rows = live.tolist()
         memory.cache.select(live)
         memory.columns = [memory.columns[row] for row in rows]
@@ -204,7 +204,7 @@ class TreeGrowing:
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
-        """The network's input for accepted columns: as `_prompt`."""
+        """The network's input for accepted columns; returns the same three things as `_prompt`."""
         states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
         positions = positions_from(memory.positions, states.shape[1], states.device)
         memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
@@ -224,15 +224,15 @@ class TreeGrowing:
         return states, *network.project(states, positions, memory.packed, last)
 
     def _ahead(self, memory: Memory, count: int) -> Tensor:
-        """P-EAGLE: process the queued columns, and in the same pass `count` - 1 columns without tokens behind each
-        row's last. Returns the hidden states (B, count, H) of that and of these; only columns with tokens stay."""
+        """P-EAGLE: in one pass, process the queued columns and `count` - 1 columns without tokens behind each row's
+        last; only the former stay cached. Returns hidden (B, count, H) of that last column and those without tokens."""
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
         device = states.device
         rows = torch.arange(len(counts), device=device)[:, None]
         ends = [length + count - 1 for length in counts]
         begins = torch.tensor(counts, device=device)[:, None]
-        places = begins + torch.arange(count - 1, device=device)  # of the columns without tokens
+        places = begins + torch.arange(count - 1, device=device)  # indices of the columns without tokens
         token = torch.tensor(cast(Eagle3Config, self._own).mask_token, device=device)
         wide = nn.functional.pad(states, (0, 0, 0, count - 1))
         wide[rows, places] = network.masked(self.embedding(token))
@@ -287,7 +287,7 @@ def _joined(parts: Sequence[WaitingPrompt | Waiting]) -> Waiting:
 
 
 class Grower(Protocol):
-    """The drafter's part in growing a draft."""
+    """What `Levels` needs of a drafter."""
 
     width: int
 
@@ -343,8 +343,8 @@ class Levels:
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
         """Draft a chain of likeliest tokens, until `threshold` (`Plan.threshold`) or `depth` ends it.
 
-        roots: (B,). hidden: (B, 1, H) of the root. All rows get the same length, because the target runs as many
-            columns for each.
+        roots: (B,). hidden: (B, 1, H) of the root. All rows get chains of the same length, because the target runs the
+            same number of columns for every row.
         """
         step = self.memory.step
         if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
@@ -448,7 +448,7 @@ class MaskedLevels(Levels):
     """One draft of P-EAGLE: all levels' hidden states are known before it grows."""
 
     def __init__(self, drafter: TreeGrowing, memory: Memory, hidden: Tensor) -> None:
-        """hidden: (B, K, H), of the root and of the columns without tokens."""
+        """hidden: (B, K, H) hidden states of the root and of the columns without tokens."""
         super().__init__(drafter, memory)
         self.hidden = hidden
 
@@ -466,9 +466,9 @@ def stepwise(
     threshold: float,
     follow: Callable[[int, Vector], Vector],
 ) -> Draft:
-    """`Levels.chain` for one row, token by token.
+    """Do the same as `Levels.chain` for one row, token by token.
 
-    feature: (H,) of the root. follow: (token, its parent's feature) -> the token's own feature.
+    feature: (H,) the root's feature. follow: (token, its parent's feature) -> the token's own feature.
     """
     chance, tokens = 1.0, list[int]()
     while True:

@@ -1,12 +1,11 @@
-"""What drafter="auto" stands for: drafters in the model's folder, else those shipped for its weights, else "lookup".
+"""Chooses the drafter for drafter="auto": one in the model's folder, else one shipped for its weights, else "lookup".
 
-A folder of shipped drafters holds `drafters.json` beside them: which model they are for, by some values of each of its
-tensors. Values are compared instead of hashed, because a copy in another dtype has rounded ones. So every copy of the
-weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too: its values are near, so that its
-token ids mean the same words and its states are much the same. Its drafts are right less often; the budget ends them
-where they do not pay.
-
-Nobody asked for a drafter by "auto": one that is damaged or does not fit is passed over with a warning.
+A folder of shipped drafters has a file `drafters.json`. It identifies their model by some values of each of the model's
+tensors. Values are compared instead of hashed, because a copy in another dtype has rounded values. So every copy of the
+weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too: its values are close, so its token
+ids mean the same words and its states are similar. Its drafts are accepted less often; the budget stops drafting where
+that does not pay.
+With "auto" the user has not chosen a drafter. So one that is damaged or does not fit is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from mmdec.types import Drafter, InputError
 
 SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"
-VALUES = 2  # read of each tensor
-ROUNDED, TINY = 2**-8, 1e-7  # of a value, and absolute: differences up to these come from bfloat16 or float16
-TUNED = 0.3  # of a value: the largest median difference of a fine-tuned model; of other models it is 1 or more
+VALUES = 2  # number of values compared in each tensor
+ROUNDED, TINY = 2**-8, 1e-7  # maximum relative and absolute differences after rounding to bfloat16 or float16
+TUNED = 0.3  # maximum median relative difference of a fine-tuned model's values; other models differ by 1 or more
 
 Load = Callable[[Path], Drafter]
 _loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()
-_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings given already
+_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings already given for each model
 _matches: WeakKeyDictionary[nn.Module, dict[object, str]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
 
 def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load | None = None) -> Drafter:
-    """The drafter that "auto" stands for.
+    """Choose the drafter for "auto".
 
-    model: the loaded target model. folder: where it was loaded from; None: as the model itself says.
+    model: the loaded target model. folder: the folder that it was loaded from; None: read it from the model.
     load: reads a drafter's folder for this model. Default None: `load_drafter`, once for each state of the folder.
     Returns: the first drafter that fits, in the registry's order; "lookup" if there is none.
     """
@@ -94,10 +93,10 @@ def _shipped(model: PreTrainedModel) -> Iterator[Path]:
 
 
 def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
-    """Whether shipped drafters are for this model: "same" weights in any dtype, weights "tuned" from them, or "" for
-    neither.
+    """Whether shipped drafters fit this model.
 
-    file: `drafters.json` of the drafters. A file that is damaged matches nothing.
+    file: the `drafters.json` of the drafters. A damaged file matches no model.
+    Returns: "same" if the model has the same weights, in any dtype; "tuned" if it was fine-tuned from them; else "".
     """
     key = version(file)
     with _lock:
@@ -125,7 +124,7 @@ def _match(model: PreTrainedModel, settings: dict[str, list[float]]) -> str:
 
 
 def network_shape(model: PreTrainedModel) -> str:
-    """A digest of the model's class and its tensors' names and shapes, whatever the dtype."""
+    """A digest of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
     shapes = sorted((name, tuple(value.shape)) for name, value in model.state_dict().items())
     return hashlib.blake2b(f"{type(model).__name__} {shapes}".encode(), digest_size=16).hexdigest()
 

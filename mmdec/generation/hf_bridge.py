@@ -1,8 +1,8 @@
 """Translates between `generate` of transformers and the decoding core: processors, criteria and outputs.
 
 `StockRun` runs transformers' own loop, without drafts, if only that loop gives the right result: a caller's processor
-or criterion may read all rows at once; activations quantised over a whole batch change with each row that ends. The
-calls are in `speculation.py`.
+or criterion may read all rows at once; activations that are quantised over a whole batch change when a row ends. The
+public calls are in `speculation.py`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ OTHER_LOOPS = (
 
 
 def setting(config: GenerationConfig, name: str) -> Any:
-    """A field of the configuration; transformers does not type them."""
+    """Return a field of the configuration as `Any`, because transformers does not type its fields."""
     return getattr(config, name)
 
 
@@ -97,7 +97,7 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
 
 def pad_token(config: GenerationConfig) -> int:
     """The token with which `generate` pads shorter rows."""
-    token = config._pad_token_tensor  # type: ignore[attr-defined] # `generate` sets it before it hands over
+    token = config._pad_token_tensor  # type: ignore[attr-defined] # `generate` sets it before it calls the loop
     return 0 if token is None else int(token)
 
 
@@ -230,12 +230,13 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
     if (tokens.is_floating_point() and len(tokens)) or bool((tokens >= vocab_size).any()):
         return None  # tokens that `Suppression` cannot represent: keep the original processor
     tokens = tokens.to(device, torch.long)
-    return Suppression(tokens[tokens >= 0], only_at)  # negative ones name no token
+    return Suppression(tokens[tokens >= 0], only_at)  # negative ids are no tokens
 
 
 @final
 class StockRun:
-    """Iterating `rounds` runs the loop. All rounds arrive after the run, because the loop cannot be interrupted."""
+    """A run of transformers' own loop, which iterating `rounds` starts. It yields all rounds at the end, because the
+    loop cannot be interrupted."""
 
     def __init__(
         self,
@@ -247,7 +248,8 @@ class StockRun:
         inputs: Mapping[str, Any],
         seed: int | None,
     ) -> None:
-        """The inputs as `generate` passes them. seed: of torch's generator during this run; None: not seeded."""
+        """model, input_ids, config, processors, criteria, inputs: as `generate` passes them to its loop.
+        seed: seed of torch's generator during this run; None: the generator is not seeded."""
         self.rows = len(input_ids)
         self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
         self._processors, self._criteria, self._inputs = processors, criteria, inputs
@@ -260,7 +262,7 @@ class StockRun:
         return self._result if isinstance(self._result, Tensor) else self._result.sequences
 
     def output(self, config: GenerationConfig) -> Any:
-        """What `generate` returns, once all rounds are done."""
+        """Return what `generate` returns; call it once all rounds are done."""
         return self._result
 
     def _run(self) -> Iterator[Round]:
@@ -288,7 +290,7 @@ class _Record(StoppingCriteriaList):
         super().__init__(criteria)  # type: ignore[misc] # a list of whatever
         self.rounds: list[Round] = []
         self._live = list(range(len(ids)))
-        # without an EOS token the loop keeps writing in rows that have ended
+        # without an EOS token the loop continues to add tokens to rows that have ended
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._raw: Tensor = torch.empty(0)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @final
 class Hold:
-    """A read or write hold on a lock, and the thread that owns it."""
+    """One use of a lock, for reading or writing, and the thread that owns it."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
@@ -51,7 +51,7 @@ class ModelLock:
         # one of the methods below.
         self._changed = threading.Condition(threading.RLock())
         self._readers: set[Hold] = set()
-        self._writers: set[Hold] = set()  # all of one thread
+        self._writers: set[Hold] = set()  # all of them belong to one thread
         self.waiting = 0  # how many threads wait to write; read-only for others
 
     @contextmanager
@@ -122,7 +122,7 @@ def model_lock(model: nn.Module) -> ModelLock:
 def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[list[Hold]]:
     """Hold the locks of several models, all taken in one fixed order so that two calls cannot deadlock.
 
-    models: held for reading. writing: held for writing; a model in both is only held for writing.
+    models: models to lock for reading. writing: models to lock for writing; a model in both is locked for writing only.
     Yields: the holds.
     """
     locks = {model_lock(model): model in writing for model in (*models, *writing)}

@@ -1,7 +1,7 @@
 """`Speculation`: checks and prepares one run of the decoding loop, which replaces the loop of `generate`.
 
-Also what a run begins with: the options (`DecodingOptions`), the caller's drafter in each of its forms, and a drafter's
-memory of earlier turns over the same cache.
+It also handles the inputs of a run: the options (`DecodingOptions`), the caller's drafter in each accepted form, and a
+drafter's memory of earlier turns over the same cache.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def default_statistics() -> DecodingStatistics:
 @final
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How a call decodes: the options that all calls share, checked. `mmdec.generate` says what each means."""
+    """The decoding options that all calls share, checked. `mmdec.generate` explains each."""
 
     drafter: DraftedBy = AUTO
     rule: RuleName | None = None
@@ -95,7 +95,7 @@ class DecodingOptions:
 
     @property
     def lossless(self) -> bool:
-        """Whether the rule keeps the model's own output."""
+        """Whether the rule gives the model's own output or distribution."""
         return self.rule not in LOSSY
 
 
@@ -112,7 +112,7 @@ class PreparedRun:
 
     @property
     def rows(self) -> int:
-        """Rows of the batch."""
+        """Number of rows of the batch."""
         return len(self.text.tokens)
 
     @property
@@ -121,10 +121,8 @@ class PreparedRun:
         return self.text.padded(self.pad)
 
     def output(self, config: GenerationConfig) -> Tensor | Output:
-        """What `generate` returns, once all rounds are done: sequences (B, L), or transformers' output object.
-
-        config: decides between the two by `return_dict_in_generate`.
-        """
+        """Return what `generate` returns: sequences (B, L), or transformers' output object. Call it once all rounds are
+        done. config: its `return_dict_in_generate` decides between the two."""
         sequences = self.sequences
         if not setting(config, "return_dict_in_generate"):
             return sequences
@@ -140,7 +138,7 @@ class Speculation:
     """
 
     def __init__(self, options: DecodingOptions) -> None:
-        """Raises InputError if `options.drafter` is no drafter."""
+        """Raises InputError if `options.drafter` is not a drafter."""
         self.options, choice = options, options.drafter
         self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter itself runs
         self._auto = isinstance(choice, str) and choice == AUTO
@@ -200,7 +198,8 @@ class Speculation:
     ) -> PreparedRun | StockRun:
         """Check the arguments and prepare the run, without any pass of the model.
 
-        target: the adapter of `model`. input_ids: (B, P) int64. Others: as transformers passes them to a custom loop.
+        target: the adapter of `model`. input_ids: (B, P) int64. The other arguments: as transformers passes them to a
+            custom loop.
         Returns: a `PreparedRun`, or a `StockRun` if transformers' own loop must decode.
         Raises: InputError if the model, the drafter, the rule or an option is not supported.
         """
@@ -214,7 +213,7 @@ class Speculation:
         if options.num_speculative_tokens == 0:
             drafter = None  # plain decoding: the drafter's updates would be wasted
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        # these call processors before it is known whether the node is accepted
+        # in these cases, processors run before it is known whether a node is accepted
         asked = batch > 1 or (drafter is not None and name == "block")
         faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
         self._warn(faults)
@@ -278,7 +277,7 @@ class Speculation:
 def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
-    """Yield the same rounds; at the last, extend the caller's cache to what `generate` would leave in it."""
+    """Yield the same rounds; after the last one, fill the caller's cache as `generate` would."""
     for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))
@@ -286,7 +285,7 @@ def _extending(
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """The folder of a choice, also by hub id or "<model>/<drafter>"; None for a name or a dotted path.
+    """The folder of a drafter, given as a path, a hub id or "<model>/<drafter>"; None for a name or a dotted path.
 
     Raises: InputError for any other text.
     """
@@ -322,7 +321,7 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
         return SmallModel(small, positions=small.positions, encode=encode, **sees)
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
     check_drafter(drafter)
-    return drafter  # type: ignore[return-value] # `check_drafter` has seen that it is a Drafter
+    return drafter  # type: ignore[return-value] # `check_drafter` has checked that it is a Drafter
 
 
 @dataclass(frozen=True)
@@ -334,7 +333,7 @@ class _StoredMemory:
     memory: Any
 
 
-# Cache -> memory. The cache is the caller's: as an attribute of it the memory would be copied with it.
+# Cache -> memory. It is no attribute of the cache, because a copy of the caller's cache would copy it, too.
 _memories: WeakKeyDictionary[Any, _StoredMemory] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -357,7 +356,8 @@ class ConversationTurn(ForwardingDrafter):
     """
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
-        """cache: the caller's, at batch 1, which the run fills."""
+        """drafter: the drafter to wrap. target: the target's name. cache: the caller's cache, which the run fills, at
+        batch 1."""
         super().__init__(drafter)
         self._target, self._cache = target, cache
 

@@ -1,7 +1,7 @@
 """`generate`, `stream`, and `speculate` (for `model.generate`): the calls for models of transformers.
 
-transformers prepares everything (masks, caches, processors, stopping criteria) and hands over where its own loop would
-begin, so every option of `generate` keeps its meaning. Unsupported input is refused before the first pass.
+transformers prepares everything (masks, caches, processors, stopping criteria), then calls this loop instead of its
+own, so every option of `generate` keeps its meaning. Unsupported input raises an error before the first pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 
 MAX_SEQUENCES = 1024  # maximum sequences per prompt
-INSTEAD = {  # options that `generate` does not pass to a custom loop, with the alternative
+INSTEAD = {  # options that `generate` does not pass to a custom loop -> what to use instead
     "assistant_model": "Give it as `drafter`.",
     "streamer": "Iterate over `mmdec.stream`, or call `model.generate(custom_generate=mmdec.speculate(streamer=...))`.",
 }
@@ -92,21 +92,19 @@ def generate(
         first drafter in the model's folder, else one shipped for its weights, else "lookup".
     rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
         at batch 1 equals `generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`, equal
-        the
-        same call without a drafter.) "residual" and "block" give the model's own distribution and suit drafters that
-        sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by `do_sample`.
+        the same call without a drafter.) "residual" and "block" give the model's own distribution and suit drafters
+        that sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by `do_sample`.
     num_speculative_tokens: draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
         decoding. Default None: chosen in each round from measured times and acceptance.
     seed: seed of the sampling. Default None: torch's own generator.
     statistics: measurements of earlier runs; this run adds its own. Default None: `mmdec.default_statistics()`.
     options: any argument of `generate`. In a batch, a processor or criterion of your own makes transformers' loop
-        decode without drafts, with a warning, unless it sets `mmdec_row_wise = True`: its effect on a row then must
-        depend on
-        that row and its index alone.
+        decode without drafts, with a warning, unless it sets `mmdec_row_wise = True`: its effect on a row must then
+        depend on that row and its index alone.
     Returns: a `Generation`: the sequences (B, L), and what happened in each round.
     Raises: InputError for beam search, a cache that cannot be rolled back, a drafter with another vocabulary, or a
         wrong argument.
-    Source: speculative decoding (Leviathan et al. 2023); the rules' papers are named in `mmdec.decode.verify`.
+    Source: speculative decoding (Leviathan et al. 2023); for the rules' papers see `mmdec.decode.verify`.
     """
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)
@@ -147,7 +145,8 @@ def stream(
 def rounds_of(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
 ) -> Iterator[Round]:
-    """`stream` with a loop that is made already. options: of `generate`; with a `tokenizer`, rounds have a text."""
+    """Do the same as `stream`, with a loop that was made before. options: arguments of `generate`; with a `tokenizer`
+    among them, rounds have a text."""
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
     rounds, tokenizer = read_while((model, *speculation.networks), run.rounds), options.get("tokenizer")
@@ -185,7 +184,7 @@ class _Beginning:
 
     speculation: Speculation
     target: HfTarget
-    held: Mapping[str, Any]  # inputs that `generate` must not see
+    held: Mapping[str, Any]  # inputs that are not passed to `generate`, but to `prefill`
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -194,8 +193,8 @@ class _Beginning:
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Hold the model and the drafter's networks for reading. An object that is no model is left for `_begin` to
-    refuse."""
+    """Hold the read locks of the model and of the drafter's networks. An object that is not a model is ignored here;
+    `_begin` raises the error."""
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
@@ -210,7 +209,7 @@ def _begin(
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
     named = prompt_inputs(model, inputs)
-    # errors name options if there are any: inputs are seldom at fault
+    # error messages list the options if there are any, because inputs are seldom the cause
     names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
     check_options(options, named)
     options = dict(options)
@@ -238,7 +237,8 @@ def _begin(
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add to each round the text that its tokens append. An incomplete character waits for its next token."""
+    """Add to each round the text that its tokens append. A character whose bytes are incomplete is added with a later
+    token."""
     tokens: list[list[int]] = [[] for _ in range(rows)]
     texts = [""] * rows
     for round_ in rounds:
@@ -290,7 +290,7 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
 def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     """Raise InputError for options of `generate` that would fail or exhaust the memory before the loop starts.
 
-    named: the inputs by name.
+    named: the model's inputs, by name.
     """
     if "custom_generate" in options:
         raise InputError(
@@ -307,7 +307,7 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     if twice := sorted(options.keys() & named.keys()):
         raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
-    for name in ("num_beams", "num_return_sequences"):  # they multiply the rows
+    for name in ("num_beams", "num_return_sequences"):  # they multiply the number of rows
         if options.get(name) is not None:
             most = 1 if name == "num_beams" else MAX_SEQUENCES
             check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
@@ -330,7 +330,7 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
 def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:
     """Remove from `options` those that need a tokenizer, which `generate` does not pass to a custom loop.
 
-    Returns: the strings at which a text ends, or None; and whether to heal the prompts' last tokens.
+    Returns: the strings at which a text ends, or None; and whether to apply token healing to the prompts.
     """
     taken: dict[str, Any] = {}
     for name in ("stop_strings", "token_healing"):
@@ -366,7 +366,7 @@ def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: 
 
 
 def option_names(model: PreTrainedModel) -> set[str]:
-    """All names that `model.generate` takes: its arguments, generation settings, and the model's inputs."""
+    """Names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
     taken = {name for function in functions for name in signature(function).parameters}
     return {name for name in {*taken, *vars(GenerationConfig())} if not name.startswith("_")}

@@ -3,8 +3,8 @@
     model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
     drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
 
-It works after `import mmdec`. AutoModel needs a folder whose config.json names its `model_type`, as newly written ones
-do; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
+It works after `import mmdec`. AutoModel needs a folder whose config.json has a `model_type`, as newly written ones
+have; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
 folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
 """
 
@@ -35,14 +35,14 @@ class DASpeechModelConfig(PreTrainedConfig):
 
     model_type = DASPEECH
 
-    def __init__(self, **settings: Any) -> None:  # its own: transformers gives subclasses without one a dataclass's
+    def __init__(self, **settings: Any) -> None:  # needed: transformers makes subclasses without `__init__` dataclasses
         self.settings = _own(settings)
         named: dict[str, Any] = {"name_or_path": str(settings.get("name_or_path") or "")}
         super().__init__(**named)
 
 
 class DrafterModelConfig(PreTrainedConfig):
-    """The configuration of a draft network; `settings["system"]` names its class, as in `mmdec.drafters.registry`."""
+    """The configuration of a draft network; `settings["system"]` is the drafter's name in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
 
@@ -53,7 +53,7 @@ class DrafterModelConfig(PreTrainedConfig):
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    """The folder's own settings, without those that transformers adds; also undoes `to_dict`."""
+    """The settings of mmdec's config.json: the given ones without those that transformers adds in `to_dict`."""
     inner = settings.get("settings")
     if isinstance(inner, dict):
         return dict(inner)
@@ -98,7 +98,7 @@ class _Model(PreTrainedModel):
         raise NotImplementedError
 
     def _init_weights(self, module: Any) -> None:
-        """Do nothing: all weights are loaded."""
+        """Do nothing, because all weights are loaded from files."""
 
 
 class DASpeechModel(_Model):
@@ -127,9 +127,10 @@ class DASpeechModel(_Model):
         return cast(Any, model).to(dtype).eval()
 
     def forward(self, features: Tensor, *lengths: Tensor) -> Any:
-        """What the network's `source` takes -> the graphs of the batch, a `Lattice`.
+        """Predict the graphs of a batch, from the arguments of the network's `source`.
 
-        DASpeech: filterbanks (B, N, 80) and their frames (B,). A translator that hears: what its `features` gives.
+        For a DASpeech: filterbank features (B, N, 80), lengths (B,) in frames. For a `HeardTranslator`: the three
+        outputs of its `features`. Returns: a `Lattice`.
         """
         source = self.network.source(features, *lengths)
         return self.network.lattice(source.states, source.lengths, source.sizes)
@@ -147,7 +148,7 @@ class DrafterModel(_Model):
     base_model_prefix = "network"
 
     def __init__(self, config: DrafterModelConfig, network: Any = None, *beside: Any) -> None:
-        """beside: what the folder holds besides the network; heads' ranks, or a CTC head's pieces and tokens."""
+        """beside: the folder's other parts: the ranks of Medusa heads, or the pieces and tokens of a CTC head."""
         super().__init__(config)
         if network is None:
             raise InputError("`DrafterModel` must be made with `from_pretrained`. Its recipes train a new one.")
@@ -171,7 +172,7 @@ class DrafterModel(_Model):
         return cast(Any, cls(config, *read(folder))).to(dtype).eval()
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """The network's own forward."""
+        """Call the network's own forward."""
         return self.network(*inputs, **options)
 
     def write(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A CTC head that drafts, on disk: config.json, model.safetensors and a card.
+"""Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a card.
 
 model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.row_int8`), the draft vocabulary, and the merges of the
 model's tokenizer, by which what is heard becomes the model's tokens: the folder needs no tokenizer beside it. An n-gram
@@ -36,10 +36,10 @@ TABLES = ("pieces", "merges", "alphabet")
 
 @dataclass(frozen=True)
 class HeardTokens:
-    """Tokens of the model that drafts must know. base: its name; vocab_size: its tokens."""
+    """What the drafter knows of the model's tokens. base: the model's name. vocab_size: its number of tokens."""
 
-    first_time: int  # the timestamp of 0 seconds
-    end: int  # ends a text
+    first_time: int  # id of the timestamp token of 0 seconds
+    end: int  # id of the token that ends a text
     vocab_size: int
     base: str = ""
 

@@ -1,8 +1,8 @@
-"""Translators on disk: a folder of safetensors, loaded as parts and written atomically.
+"""Reads and writes translators: a folder of safetensors, loaded as parts and written atomically.
 
 A DASpeech's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
 vocoder.safetensors, all in half precision, units.json, the word decoder's files, README.md (the card) and
-provenance.json. `hub/heard_translator.py` has the other layout; the doors here know both.
+provenance.json. `hub/heard_translator.py` handles the other layout; the functions here accept both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
-# separate files, because code hosts refuse large ones
+# separate files, because code hosts do not accept large ones
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
 NEEDED = ("config.json", *WEIGHTS, "units.json")
@@ -68,12 +68,12 @@ class DASpeechParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All that have weights."""
+        """The networks, which are all that has weights."""
         return self.model, self.vocoder
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """The directory of a complete translator, given a name, directory or hub id; see `find`."""
+    """Find the directory of a complete translator, given a shipped name, a directory or a hub id; see `find`."""
     return complete(find(model), os.fspath(model))
 
 
@@ -90,9 +90,9 @@ def save_model(
 ) -> Path:
     """Write a model's directory, with weights in half precision. If writing fails, the old one stays as it was.
 
-    card: None keeps the existing card if the weights are the same, else raises InputError, because its figures would be
-        those of other weights.
-    provenance: added to the command, versions, commit and date, which are always written.
+    card: text of README.md. None keeps the existing card if the weights are the same, else raises InputError, because
+        its figures would be those of other weights.
+    provenance: entries of provenance.json besides the command, versions, commit and date, which are always written.
     """
     target = Path(directory)
     with whole_folder(target) as fresh:
@@ -124,7 +124,7 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardPa
 
     Card, confidence and provenance are copied only if the weights are still those of the source folder: their figures
     would not hold for others. Raises: InputError for another vocoder than the model's own, or if the target folder
-    holds foreign files.
+    holds files that are not a model's.
     """
     vocoder = check_model_vocoder(parts.vocoder)
     target = Path(directory)
@@ -176,7 +176,8 @@ def read_parts(
 
 
 def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
-    """A translator that hears, by name or folder. Raises InputError for another model."""
+    """Load a translator of the layout in `hub/heard_translator.py`, by name or folder. Raises InputError for another
+    model."""
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, HeardParts):
         raise InputError(
@@ -197,7 +198,7 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
 
 
 def layout(directory: Path) -> str:
-    """The layout that a translator's config.json names: `LAYOUT`, or that of `hub/heard_translator.py`."""
+    """The layout in a translator's config.json: `LAYOUT`, or that of `hub/heard_translator.py`."""
     return _named(read_settings(directory / "config.json"))
 
 
@@ -221,7 +222,8 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 
 def complete(directory: Path, name: str) -> Path:
-    """Return the directory if it holds a complete translator, else raise InputError. name: what the caller gave."""
+    """Return the directory if it holds a complete translator, else raise InputError. name: the caller's argument, for
+    the message."""
     system = kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(
@@ -241,7 +243,7 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """The files of a folder's layout. Raises InputError for a damaged config.json."""
+    """Names of the files that a folder of its layout must have. Raises InputError for a damaged config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
     return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

@@ -1,8 +1,8 @@
-"""Drafters with weights on disk: config.json, model.safetensors, a card. Embedding and LM head are the target's,
-except EAGLE-3's own. Published folders load as they are (`mmdec.hub.published`).
+"""Reads and writes drafters with weights: config.json, model.safetensors, a card. Embedding and LM head are the
+target's, except EAGLE-3's own. Published folders load as they are (`mmdec.hub.published`).
 
-mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}: it names the drafter, and
-the registry (`mmdec.drafters.registry`) its class, by which `LOADERS` has the loader.
+mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}. "system" is the drafter's
+name; the registry (`mmdec.drafters.registry`) gives its class, and `LOADERS` the loader for that class.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def load_drafter(
     several calls may share it.
 
     folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). It may be mmdec's own,
-        whose config.json names the drafter ({"system": "medusa", ...}), or a published one: EAGLE-1, -2 and -3,
+        whose config.json has the drafter's name ({"system": "medusa", ...}), or a published one: EAGLE-1, -2 and -3,
         P-EAGLE, MSD, ViSpec, Medusa.
     model: the loaded target model.
-    argument: how error messages call `folder`. Default "folder".
+    argument: the name of `folder` in error messages. Default "folder".
     revision: branch, tag or commit of a hub id. Default: the main branch.
-    token: for a hub id that is not open to all, as `huggingface_hub` takes it. Default: that of `hf auth login`.
+    token: access token for a private or gated hub id, as for `huggingface_hub`. Default: that of `hf auth login`.
     Returns: the drafter.
     Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """
@@ -134,10 +134,10 @@ def convert(
 ) -> Path:
     """Load a published draft network and save it in mmdec's format.
 
-    source: a folder that `mmdec.load_drafter` takes, too.
+    source: a published folder; `mmdec.load_drafter` also accepts it.
     directory: the new folder, written atomically.
-    system: for an EAGLE of a model that reads images, which looks like MSD.
-    vocab_size: the target's, if its embedding was extended after training.
+    system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
+    vocab_size: the target's vocabulary size, if its embedding was extended after training.
     Raises: InputError for DFlash, FLASH and any other unsupported layout.
     """
     folder = Path(source)
@@ -214,12 +214,12 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 
 
 def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
-    """Load a drafter for this model: the network grows EAGLE-2 trees with the model's embedding and LM head, or its
+    """Load a drafter that grows EAGLE-2 trees for this model, with the model's embedding and LM head, or the network's
     own."""
     network, (embedding, output) = load_network(directory, model), _ends(model)
     if isinstance(network, Eagle3) and network.config.own_embedding and type(embedding) is nn.Embedding:
         own = network.get_parameter("embed_tokens.weight")
-        if torch.equal(own, embedding.weight):  # most folders hold a copy
+        if torch.equal(own, embedding.weight):  # most folders hold a copy of the target's embedding
             network.share_embedding()
     return TreeGrowing(network, embedding, output)
 
@@ -261,7 +261,7 @@ LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: l
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
-    """A model card that names the target. reads_images: whether the target does."""
+    """Text of a model card, which names the target. reads_images: whether the target reads images."""
     config = network.config
     count = sum(weight.numel() for weight in network.parameters())
     text = (

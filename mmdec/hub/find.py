@@ -16,7 +16,7 @@ from mmdec.checks.weights import PICKLES, read_settings
 from mmdec.types import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # of an installed wheel; of a checkout
+FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # the first in an installed wheel, the second in a checkout
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -31,7 +31,7 @@ def model_folders() -> tuple[Path, ...]:
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Names of the shipped models with this system or transformers model type; None: of all."""
+    """Names of the shipped models with this system or transformers model type; None: of all shipped models."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
@@ -53,7 +53,8 @@ def find(
 ) -> Path:
     """Resolve a shipped name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") to a directory.
 
-    system: errors list the shipped models of this system; None: of all. files: patterns of files to download.
+    system: error messages list the shipped models of this system; None: all shipped models. files: patterns of the
+        files to download.
     fetching: options of `snapshot_download`.
     Returns: the directory, whose content the caller checks.
     """
@@ -78,9 +79,10 @@ def find(
 def drafter_by_name(
     drafter: object, argument: str = "folder", fetching: Mapping[str, Any] | None = None
 ) -> Path | None:
-    """The folder of a drafter that is not a local path, found by `drafter_path`; None for anything else.
+    """Resolve a drafter's name that is not a local path ("<model>/<drafter>", or a hub id) to its folder.
 
-    Every call that takes a drafter's folder uses this. Raises: InputError if there is no drafter of this name.
+    Every call that accepts a drafter's folder uses this. Returns: the folder; None for anything else.
+    Raises: InputError if there is no drafter of this name.
     """
     if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
         return drafter_path(drafter, fetching, argument)
@@ -109,7 +111,7 @@ def drafter_path(
         found = download(text, HUB_FILES, argument, fetching)
         if any(found.glob("*.safetensors")):
             return found
-        # older drafters were published as pickles only, of which nothing but tensors is read
+        # some older drafters were published as pickles only; from these, only tensors are read
         return download(text, [*HUB_FILES, *DRAFTER_PICKLES], argument, fetching)
     raise InputError(
         f"`{argument}` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a "
@@ -125,9 +127,12 @@ def drafter_folder(model: Path, name: str) -> Path | None:
 
 
 def path_text(source: object, argument: str, rule: str) -> str:
-    """A path or name as text. Raises InputError for other types, and for text that cannot be a file's name."""
+    """Convert a path or name to text. Raises InputError for other types, and for text that cannot be a file's name.
+
+    argument, rule: name of the argument and what it must be, for the message.
+    """
     try:
-        text = os.fspath(source)  # type: ignore[call-overload] # a TypeError for what is no path
+        text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
         if isinstance(text, str) and text:
             Path(text).exists()  # raises OSError if it is too long
             return text
@@ -157,7 +162,8 @@ def download(
 ) -> Path:
     """Download a repository of the hub, "owner/name" or "owner/name@revision", into the local cache.
 
-    fetching: further options of `snapshot_download`. Raises: InputError that says how to get the model, also offline.
+    fetching: further options of `snapshot_download`. Raises: InputError if that fails, with a message that explains how
+        to get the model, also without a network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError

@@ -1,8 +1,9 @@
-"""A translator that hears people, on disk: int8 rows of the encoder and of the decoders, tables, and a voice.
+"""Reads and writes translators of human speech (`mmdec.nn.heard_translator`): networks, tables and a voice.
 
-A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors, model.safetensors (head, reader and
-decoders), voice.safetensors and vocoder.safetensors; pieces.json (French, as it is heard), english.json (as it is
-written), phones.json and pronunciation.tsv; README.md (the card) and provenance.json.
+A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors and model.safetensors (head, reader and
+decoders), both with 8-bit matrices, voice.safetensors and vocoder.safetensors; pieces.json (the head's French pieces),
+english.json (the decoders' English pieces), phones.json and pronunciation.tsv; README.md (the card) and
+provenance.json.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class HeardParts:
     model: HeardTranslator
     voice: PhoneVoice
     vocoder: nn.Module
-    pieces: Pieces  # French, as the head writes it
-    english: Pieces
-    phones: tuple[str, ...]  # of the voice, in the order of their numbers
+    pieces: Pieces  # the head's French pieces
+    english: Pieces  # the decoders' English pieces
+    phones: tuple[str, ...]  # the voice's phones, in the order of their ids
     speller: Speller
     pronunciation: Path  # the speller's file
     decoding: Decoding
@@ -70,16 +71,16 @@ class HeardParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All that have weights."""
+        """The networks, which are all that has weights."""
         return self.model, self.voice, self.vocoder
 
     @property
     def units(self) -> tuple[str, ...]:
-        """English pieces, in the order of their numbers."""
+        """The English pieces, in the order of their ids."""
         return tuple(self.english.names)
 
     def heard(self, text: str) -> list[int]:
-        """The pieces that the head would write of a French text."""
+        """Split a French text into the pieces that the head would write for it. Returns: their ids."""
         return self.pieces.encode(heard(text))
 
 
@@ -90,9 +91,9 @@ def save_heard(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory: matrices of the networks in 8 bits a row, the voice and vocoder in half precision.
+    """Write a model's directory: the networks' matrices in 8 bits, the voice and the vocoder in half precision.
 
-    Arguments, and what is kept if writing fails, as for `save_model`.
+    card, provenance: as for `save_model`. If writing fails, the old directory stays as it was.
     """
     vocoder = check_model_vocoder(parts.vocoder)
     with whole_folder(directory) as fresh:
@@ -125,11 +126,11 @@ def save_heard(
 
 
 def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderConfig) -> None:
-    """Write the encoder's weights in 8 bits a row, without positions that every Whisper has.
+    """Write the encoder's weights, matrices in 8 bits, without the position embeddings that every Whisper has.
 
-    state: tensors by name, "encoder." first.
+    state: tensors by name; each name begins with "encoder.".
     """
-    if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # half precision
+    if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # half precision rounds them
         del state[POSITIONS]
     save_file(packed_rows(state), folder / "encoder.safetensors")
 
@@ -144,8 +145,8 @@ def packed_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
     """Load the model in `directory`, whose config.json holds `config`, to the CPU.
 
-    Raises: InputError if files are damaged, do not fit one another, lie outside the folder or are not safetensors;
-    the caller names the folder where another error shows a damaged one.
+    Raises: InputError if files are damaged, do not fit one another, lie outside the folder or are not safetensors.
+    Damaged files may also raise other errors, which the caller must turn into one that names the folder.
     """
     encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
     state = unpack_rows(read_weights([encoder, rest]))
@@ -189,7 +190,7 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
 
 
 def table(directory: Path, name: str, special: tuple[str, ...]) -> Pieces:
-    """The pieces in a file, which begin with the special ones. Raises InputError for others."""
+    """Read the pieces in a file. Raises InputError if they do not begin with the special ones."""
     file = inside(directory / name)
     pieces = Pieces.read(file)
     if tuple(pieces.names[: len(special)]) != special:

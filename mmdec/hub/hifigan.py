@@ -1,4 +1,4 @@
-"""Published HiFi-GAN weights on disk: loads safetensors, and converts the authors' generator file.
+"""Reads published HiFi-GAN weights: loads safetensors, and converts the authors' generator file.
 
 transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a directory with safetensors. The authors'
 generator file (`generator_v1`, `g_02500000`, ... beside its `config.json`) is a pickle: `convert` reads only tensors
@@ -64,7 +64,7 @@ def _read(folder: Path) -> HifiGanVocoder:
     config = settings.from_dict({name: value for name, value in described.items() if name not in NOT_FOLLOWED})
     if MELS_KEY in described:
         usual = MelKind(**described[MELS_KEY])
-    rate = described.get("sampling_rate", usual.sample_rate)  # some kinds do not name it
+    rate = described.get("sampling_rate", usual.sample_rate)  # some configurations lack it
     if rate != usual.sample_rate:
         raise InputError(
             f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
@@ -124,7 +124,7 @@ def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2Conform
 
 
 def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the authors' state dict to transformers' names, and multiply out weight normalisation."""
+    """Rename the authors' state dict to transformers' names, and replace weight normalisation by the plain weights."""
     result: dict[str, Tensor] = {}
     for name, value in state.items():
         mapped = re.sub(r"^ups\.", "upsampler.", name)

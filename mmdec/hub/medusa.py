@@ -1,6 +1,6 @@
-"""Medusa heads on disk: config.json, heads.safetensors, a card. Published heads load as they are.
+"""Reads and writes Medusa heads: config.json, heads.safetensors, a card. Published heads load as they are.
 
-The published heads for language models (Medusa-1, FasterDecoding) have an output matrix each.
+Each published head for a language model (Medusa-1, FasterDecoding) has an output matrix of its own.
 
 The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
 Whisper beside the heads. Medusa-Block did not change it: its heads fit the stock model. Medusa-Linear trained the last
@@ -34,7 +34,7 @@ from mmdec.types import InputError
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
 RECORDING = "data/samples/english/sentence.flac"  # a recording in the checkout, for the card's example
-KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # theirs -> ours
+KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # published name -> ours
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
 PUBLISHED = ("medusa_heads.", BLOCK)
@@ -49,7 +49,7 @@ def save_heads(
 ) -> Path:
     """Write a folder of heads. If writing fails, no folder is left.
 
-    heads: the trained heads. ranks: measured chances [head][rank], from which trees start.
+    heads: the trained heads. ranks: measured chances [head][rank] that a rank is right; the first trees follow them.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
@@ -61,7 +61,7 @@ def save_heads(
 
 
 def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
-    """Load the drafter for this model, on its device and in its precision, of mmdec's folder or a published one.
+    """Load the drafter for this model, on its device and in its precision, from mmdec's folder or a published one.
 
     Raises: InputError if the heads belong to another model (other channels, tokens or mels).
     """
@@ -98,7 +98,10 @@ def _no_place(model: object) -> InputError:
 
 
 def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
-    """Load heads in float32 on the CPU, without a model, and the chances of their ranks. Raises InputError."""
+    """Load heads in float32 on the CPU, without a model. Returns: the heads, and the chances [head][rank] if stored.
+
+    Raises: InputError if the folder holds no heads, or they are damaged.
+    """
     config, ranks, state = _read(Path(directory))
     return fill(lambda: MedusaHeads(config), state, "directory", Path(directory)), ranks
 
@@ -185,7 +188,7 @@ def _published_heads(folder: Path, argument: str) -> MedusaHeads:
 
 
 def _text_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Medusa-1's for a language model: {head}.0.linear.*, and {head}.1.weight as its output matrix."""
+    """Medusa-1's heads for a language model: tensors {head}.0.linear.*, and {head}.1.weight as the output matrix."""
     config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
     state: dict[str, Tensor] = {}
     for name, value in tensors.items():
@@ -211,7 +214,7 @@ def _text_heads(folder: Path, argument: str) -> MedusaHeads:
 
 
 def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
-    """aiola's for Whisper, which lie beside the whole model."""
+    """aiola's heads for Whisper, from a checkpoint that holds the whole model, too."""
     config = read_settings(folder / "config.json", argument)
     kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:

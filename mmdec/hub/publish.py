@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mmdec.checks.weights import lies_inside
-from mmdec.provenance import CARD as CARD  # the file that a published folder keeps
+from mmdec.provenance import CARD as CARD  # the model card's file name
 from mmdec.provenance import portable, stamp, weights
 from mmdec.types import InputError
 
@@ -64,9 +64,9 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:
-    """Write provenance.json: how the weights were trained; the command, versions and commit.
+    """Write provenance.json: how the weights were trained, and this run's command, versions and commit.
 
-    device: where the weights are.
+    device: the device of the weights.
     """
     text = json.dumps({"training": portable(training), **stamp(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
@@ -93,7 +93,8 @@ def same_weights(old: Path, fresh: Path) -> bool:
 
 
 def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
-    """Copy texts that describe the weights, except links out of the folder and large files."""
+    """Copy the text files `names`, which describe the weights, from `old` to `fresh`. Links out of the folder and large
+    files are left out."""
     for name in names:
         path = old / name
         if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MOST_OF_A_TEXT:
@@ -101,7 +102,10 @@ def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
 
 
 def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> None:
-    """Raise InputError if `target` holds files that its replacement `fresh` lacks. also: names that are allowed."""
+    """Raise InputError if `target` holds files that its replacement `fresh` lacks, because they would be lost.
+
+    also: names of files that may be lost.
+    """
     if not target.is_dir():
         return
     replaced = {*(path.name for path in fresh.iterdir()), *also}
@@ -145,15 +149,15 @@ def push_folder(
 
 
 def readable(folder: Path) -> None:
-    """Give the files the permissions of the folder (the caller's umask): safetensors writes files for the owner
-    alone."""
+    """Give the files the folder's permissions, which follow the user's umask: safetensors writes files that only their
+    owner may read."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def put(fresh: Path, folder: Path, aside: Path) -> None:
-    """Rename `fresh` to `folder`, and remove what was there."""
+    """Rename `fresh` to `folder`, and remove the old folder. aside: a free name for the old folder meanwhile."""
     if not folder.exists():
         try:
             os.replace(fresh, folder)

@@ -10,13 +10,13 @@ tokens. llava-hf's has 64 more at the end: convert with 32064. MSD-Qwen2VL-7B-In
 | EAGLE-3 of speculators | `layers.0.hidden_norm.weight`; sizes in `transformer_layer_config` | its verifier |
 | P-EAGLE | EAGLE-3's and `mask_hidden` | |
 
-Others are refused by name. A tensor that the layout does not have is an error: what is dropped in silence costs
-acceptance. Only the target's own parts (its head, its norm, computed rotations) are left behind; so is the embedding
-of EAGLE-1/2, which is the target's.
+For other layouts that are known, the error gives their name. A tensor that the layout does not have is an error: if it
+were ignored, fewer drafts would be accepted. Only copies of the target's parts are ignored: its head, its norm,
+computed rotations, and the embedding of EAGLE-1/2.
 
-Which layers EAGLE-3 reads is written in two ways. "Boundary k" is the residual stream that enters layer k, so the
-output of layer k - 1. speculators' top-level ids are boundaries. In `eagle_config` the ids are outputs if the first one
-is 1 (SpecForge, AngelSlim, NVIDIA), else boundaries. Without ids the boundaries are 2, n // 2 and n - 3.
+The ids of the target layers that EAGLE-3 reads have two meanings. "Boundary k" is the residual stream that enters layer
+k, so the output of layer k - 1. speculators' top-level ids are boundaries. In `eagle_config` the ids are outputs if the
+first one is 1 (SpecForge, AngelSlim, NVIDIA), else boundaries. Without ids the boundaries are 2, n // 2 and n - 3.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mas
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?(fc\.weight|fc_gate\.weight|imadpt\..*)")
 VISION = ("vision_config", "mm_vision_tower")  # settings that only models with images have
-PLAIN_ROPE = ("default", "mrope")  # for text M-RoPE's three axes are equal
+PLAIN_ROPE = ("default", "mrope")  # in a text, M-RoPE's three positions are equal
 SCALED_ROPE = ("linear", "llama3", "yarn")
 # speculators' and z-lab's other drafters: {name in config.json: how people call it}
 OTHERS = {
@@ -73,12 +73,12 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published folder, read."""
+    """The content of a published folder."""
 
     folder: Path
     described: Mapping[str, Any]  # config.json
     state: Mapping[str, Tensor]
-    argument: str  # how errors call the folder
+    argument: str  # the folder's name in error messages
 
     @classmethod
     def of(cls, folder: Path, argument: str) -> Checkpoint:
@@ -86,7 +86,7 @@ class Checkpoint:
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def fail(self, rule: str, fault: str, remedy: str) -> InputError:
-        """An error about this folder."""
+        """Make an error about this folder. rule: what must hold. fault: what is wrong. remedy: what to do."""
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
@@ -98,7 +98,7 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """The names of a folder's tensors, as far as they can be told without reading weights; a pickle must be read."""
+    """The names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read whole."""
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         names = read_settings(folder / INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()
@@ -112,7 +112,7 @@ def tensor_names(folder: Path, argument: str) -> frozenset[str]:
 
 
 def drafts_published(folder: Path, argument: str) -> str:
-    """How a published folder drafts: "network" (`read_published` reads it), "medusa", or "" for anything else.
+    """The kind of drafter in a published folder: "network" (for `read_published`), "medusa", or "" for anything else.
 
     Raises: InputError for a drafter that is known and not supported.
     """
@@ -128,10 +128,10 @@ def read_published(
 ) -> DraftNetwork:
     """Read a published network on the CPU in the file's precision, without a target.
 
-    folder: with config.json and safetensors or pytorch_model.bin. From a pickle only tensors are read; its code is not
-        run.
-    system: for an EAGLE of a model that reads images, which looks like MSD.
-    vocab_size: the target's, if its embedding was extended after training.
+    folder: a folder with config.json, and safetensors or pytorch_model.bin. From a pickle only tensors are read; its
+        code is not run.
+    system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
+    vocab_size: the target's vocabulary size, if its embedding was extended after training.
     Raises: InputError for an unsupported layout, and for a tensor that the layout does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
@@ -144,7 +144,7 @@ def read_published(
 
 
 def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None) -> DraftNetwork:
-    """EAGLE-1/2, MSD and ViSpec."""
+    """Make an EAGLE-1/2, MSD or ViSpec network."""
     detected = _system(checkpoint)
     if system is not None and "vispec" in (detected, system) and system != detected:
         raise InputError(f"`system` must be {detected} for this checkpoint, but is {system!r}. Leave it out.")
@@ -167,7 +167,8 @@ def _pickle(folder: Path) -> Path | None:
 
 
 def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """All tensors of a folder, from safetensors if there are any, else from a pickle, of which nothing else is read."""
+    """All tensors of a folder, from safetensors if there are any, else from a pickle: of that, only tensors are
+    read."""
     file = _pickle(folder)
     if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
         return read_weights(shards(folder, argument), argument)
@@ -190,7 +191,7 @@ def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
 
 
 def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
-    """Raise InputError for a drafter of a kind that is known by its config or tensors, and not supported."""
+    """Raise InputError for a drafter of a known kind, by its config or tensors, that is not supported."""
     kind = str(described.get("speculators_model_type") or "")
     if not kind and not any(EAGLE3.fullmatch(name) for name in names):
         architectures = " ".join(map(str, described.get("architectures") or ())).lower()
@@ -233,7 +234,8 @@ def _system(checkpoint: Checkpoint) -> System:
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The settings of a layer: of speculators' `transformer_layer_config`, of a `text_config`, or of the config."""
+    """The settings of a decoder layer: from `transformer_layer_config` (speculators), `text_config`, or the whole
+    config."""
     settings = dict(checkpoint.described)
     for name in ("text_config", "transformer_layer_config"):
         own = checkpoint.described.get(name)
@@ -295,7 +297,7 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
-    """EAGLE-3 and P-EAGLE, flat or speculators'."""
+    """Make EAGLE-3 or P-EAGLE, from a flat config or from speculators'."""
     state = {
         re.sub(r"^midlayer\.", LAYER, name.removeprefix("model.")): value for name, value in checkpoint.state.items()
     }
@@ -383,7 +385,10 @@ def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 
 def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, tensor: str) -> bool:
-    """Whether the folder holds a norm. Raises InputError if its config says otherwise."""
+    """Whether the folder holds a norm's weights. flag: the option in its config. tensor: the weights' name.
+
+    Raises: InputError if the two contradict each other.
+    """
     holds = tensor in checkpoint.state
     if flag in options and bool(options[flag]) != holds:
         raise checkpoint.fail(
@@ -395,7 +400,7 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
 
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The target's layers that are read, see the module's docstring; () for the default."""
+    """The indices of the target's layers that the network reads, see the module's docstring; () for the default."""
     name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.described.get("eagle_config")
     ids = checkpoint.described.get(name)
     outputs = False
@@ -413,7 +418,7 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tables between the vocabularies, `d2t` as offsets and `t2d`, for `vocab_size` tokens; {} if they are one.
+    """The tables between the draft vocabulary and the target's: `d2t` as offsets, and `t2d`; {} if both are the same.
 
     Raises: InputError if they are missing, or contradict each other.
     """

@@ -1,4 +1,4 @@
-"""What both layouts of a translator's folder have alike: the vocoder, names, precision, and how a path is chosen."""
+"""What both layouts of a translator's folder share: the vocoder, names, precision, and how a path is chosen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRATEGIES = (*GRAPH_STRATEGIES, "autoregressive", "verified")
 class Decoding:
     """How a translation is chosen. Tuned on the dev split and stored with the model.
 
-    strategy: where the caller names none.
+    strategy: the strategy that is used if the caller gives none.
     """
 
     strategy: str = "lookahead"
@@ -34,7 +34,7 @@ class Decoding:
 
 
 def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
-    """Raise InputError for a strategy that the model has not. graph: whether it has one."""
+    """Raise InputError for a strategy that the model does not have. graph: whether it has a graph decoder."""
     possible = STRATEGIES if graph else ("autoregressive",)
     if decoding.strategy not in possible:
         raise InputError(
@@ -45,7 +45,7 @@ def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
 
 
 def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder:
-    """The model's own. Raises InputError if its file is damaged."""
+    """Read the model's own vocoder. Raises InputError if its file is damaged."""
     state = read_weights([checked_file(directory, VOCODER)])
     check_counts(config["vocoder"], state)
     sizes = VocoderConfig(**config["vocoder"])
@@ -53,7 +53,7 @@ def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder:
 
 
 def names(file: Path) -> list[str]:
-    """A JSON list of names, in the order of their ids. Raises InputError for another file."""
+    """Read a JSON list of names, in the order of their ids. Raises InputError if the file holds anything else."""
     try:
         found = json.loads(inside(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -67,21 +67,21 @@ def names(file: Path) -> list[str]:
 
 
 def inside(file: Path) -> Path:
-    """The file itself. Raises InputError for a link that leads out of its folder."""
+    """Return the file. Raises InputError if it is a link out of its folder."""
     if not lies_inside(file, file.parent):
         raise InputError(f"`model` must hold its tables in its own folder, but '{file}' lies outside. Copy it there.")
     return file
 
 
 def half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in half precision, on the CPU. Raises MmdecError for those that it cannot hold."""
+    """Convert weights to half precision, on the CPU. Raises MmdecError if a value is too large for it."""
     kept = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
     check_half(kept)
     return kept
 
 
 def check_half(state: Mapping[str, Tensor]) -> None:
-    """Raise MmdecError for a tensor that is not finite, or no longer is."""
+    """Raise MmdecError for a tensor with values that are not finite, or too large for half precision."""
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         raise MmdecError(
@@ -90,12 +90,12 @@ def check_half(state: Mapping[str, Tensor]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable, and in the order of the value."""
+    """Write JSON with indentation, and with keys in the given order."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_model_vocoder(vocoder: nn.Module) -> Vocoder:
-    """The model's own, which can be saved. Raises InputError for another one."""
+    """Return the vocoder if it is mmdec's own network, which can be saved. Raises InputError for another one."""
     if not isinstance(vocoder, Vocoder):
         raise InputError(
             f"`vocoder` must be the model's own to be saved, but is a {type(vocoder).__name__}. Load the model "

@@ -1,7 +1,7 @@
-"""Vision-language models on disk: found, loaded once, with the processor that reads their images.
+"""Finds vision-language models and loads each once, with the processor that reads their images.
 
 A model's folder is as transformers writes it: config.json, generation_config.json, safetensors, tokenizer, processor
-and chat template. Drafters with weights are in a folder of their name inside it, or beside it as <model>-<name>.
+and chat template. A drafter with weights has a folder <name> inside it, or <model>-<name> beside it.
 Pickles and remote code are refused.
 """
 
@@ -47,7 +47,7 @@ GENERATION = "generation_config.json"
 FAMILIAR = "confidence.safetensors"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
 MEANS, WHITENING = "means", "whitening"
-RIDGE = 0.01  # of the mean variance, added to each: directions without any variance would count beyond measure
+RIDGE = 0.01  # this part of the mean variance is added to each: directions without variance would dominate
 
 
 @final
@@ -57,10 +57,10 @@ class LoadedVlm:
 
     model: PreTrainedModel
     processor: ProcessorMixin
-    directory: Path | None = None  # where drafters are looked for
+    directory: Path | None = None  # the model's folder, in which drafters are searched
     drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that fit
-    familiar: FamiliarPictures | None = field(default=None, repr=False)  # what its pictures were like in training
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
+    familiar: FamiliarPictures | None = field(default=None, repr=False)  # describes its training images
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model or has no chat template."""
@@ -184,13 +184,12 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedVl
 @final
 @dataclass(frozen=True)
 class FamiliarPictures:
-    """What the pictures look like that a model was trained on, in its own vision encoder's states.
+    """Measures how far an image is from a model's training images, in the states of the model's own vision encoder.
 
-    Each kind of picture is a mean, all kinds share one covariance, and a new picture is as far as the nearest kind is
-    in that measure. An encoder that was trained on drawn scenes alone puts photographs, charts and other people's
-    drawings far from them.
-
-    means: of the kinds (K, F). whitening: a matrix (F, F) in whose coordinates the pictures of a kind have unit
+    Each kind of training image has a mean, and all kinds share one covariance. The distance of a new image is its
+    Mahalanobis distance to the nearest mean. With an encoder that was trained on drawn scenes alone, photographs,
+    charts and other people's drawings are far.
+    means: (K, F), one for each kind. whitening: a matrix (F, F) in whose coordinates the images of a kind have unit
         covariance.
     Source: Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
         2018, on one layer, with the states' deviation beside their mean.
@@ -201,7 +200,7 @@ class FamiliarPictures:
 
     @staticmethod
     def of(summaries: Tensor, kinds: Sequence[str]) -> FamiliarPictures:
-        """Compute means and covariance from the summaries (N, F) of pictures. kinds: the kind of each."""
+        """Compute means and covariance from the summaries (N, F) of images. kinds: the kind of each image."""
         names = sorted(set(kinds))
         which = torch.tensor([names.index(kind) for kind in kinds])
         values = summaries.double()
@@ -212,7 +211,7 @@ class FamiliarPictures:
         return FamiliarPictures(means.float(), whitening.float())
 
     def distance(self, summaries: Tensor) -> Tensor:
-        """(N, F) -> (N,) float32, on the CPU: from each picture to the nearest kind."""
+        """The distance of each image to the nearest kind: summaries (N, F) -> (N,) float32, on the CPU."""
         apart = summaries.float().cpu()[:, None] - self.means
         return (apart @ self.whitening).norm(dim=2).amin(1)
 

@@ -1,4 +1,4 @@
-"""Whisper models on disk: found, loaded once, with their processor and, on demand, their Medusa heads.
+"""Finds Whisper models and loads each once, with its processor and, on demand, its Medusa heads.
 
 A model's directory is as transformers writes it (config.json, generation_config.json, safetensors, tokenizer and
 feature extractor); Medusa heads are in its subfolder `medusa`. Pickles and remote code are refused.
@@ -48,7 +48,7 @@ class LoadedWhisper:
 
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
-    directory: Path | None = None  # where heads are searched
+    directory: Path | None = None  # the model's folder, in which drafters are searched
     _drafters: dict[Path, Drafter] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,8 @@ class LoadedWhisper:
         return self.processor.feature_extractor
 
     def read_drafter(self, folder: Path) -> Drafter:
-        """The drafter in a folder, loaded once in the model's device and precision. Raises InputError."""
+        """The drafter in a folder, loaded once, on the model's device and in its precision. Raises InputError if the
+        folder holds none that fits."""
         with _loading:
             if folder not in self._drafters:
                 self._drafters[folder] = load_drafter(folder, self.model, "drafter")
@@ -171,7 +172,7 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
         model = fill_pretrained(WhisperForConditionalGeneration, config, directory)
         if (directory / GENERATION).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
-        else:  # older folders keep the generation config among the model's settings
+        else:  # older folders have the generation settings in the model's config.json
             model.generation_config = GenerationConfig.from_model_config(dict(settings))
     check_generation(model.generation_config, model.config, directory)
     return model.eval()
@@ -186,7 +187,8 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
 
 
 def check_extractor(folder: Path) -> None:
-    """Raise InputError for sizes that no Whisper feature extractor has, whose filters would exhaust the memory."""
+    """Raise InputError if the feature extractor's sizes are beyond any Whisper's: its filters could exhaust the
+    memory."""
     for name in EXTRACTORS:
         if not (folder / name).is_file():
             continue

@@ -1,4 +1,4 @@
-"""The encoder of a Whisper, or of a translator that hears, as a network that reads sounds at their own length."""
+"""Loads Whisper's encoder, from a Whisper or from a translator, as a network that does not pad recordings to 30 s."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PREFIX = "model.encoder."
 
 
 def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
-    """The encoder of a Whisper, or of a translator that hears, by shipped name, folder or hub id; float32, frozen.
+    """Load the encoder of a Whisper or of a `HeardTranslator`, by shipped name, folder or hub id; in float32, frozen.
 
-    Raises InputError where there is no such model, or its files are damaged.
+    Raises: InputError if there is no such model, or its files are damaged.
     """
     folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
     settings = read_settings(folder / "config.json")

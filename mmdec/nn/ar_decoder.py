@@ -122,8 +122,9 @@ class ArDecoder(nn.Module):
     def extend(self, tokens: Tensor, indices: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
         """Process several tokens (B, N) at positions (B, N) -> logits (B, N, V). Writes behind the cache's columns.
 
-        mask: (B, 1, N, length + N) additive, which columns each token sees; None: all.
-        The cache's length stays the same: the caller decides which columns to keep. The cache grows if it is too small.
+        mask: (B, 1, N, length + N) additive: which columns each token sees; None: all.
+        The cache's `length` does not change: the caller decides which columns to keep. The cache grows if it is too
+        small.
         """
         start, count = cache.length, tokens.shape[1]
         cache.reserve(start + count)
@@ -149,8 +150,8 @@ class ArDecoder(nn.Module):
 
         max_length: maximum units of a row. min_length: </s> is not chosen before so many units (for timing at a known
             length).
-        on_step: called with each step's units (B,); <pad> for a row that has ended. On a GPU some such steps may follow
-            after all rows have ended.
+        on_step: called with each step's units (B,); <pad> for a row that has ended. On a GPU, a few more steps of <pad>
+            may follow after all rows have ended.
         """
         cache = self.start(states, state_lengths, max_length + 1)
         tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)
@@ -181,7 +182,7 @@ class ArDecoder(nn.Module):
         tokens = torch.full((beams, max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
         scores = torch.full((beams, 1), -torch.inf, device=states.device)
-        scores[0] = 0.0  # all beams are equal at first: only one counts
+        scores[0] = 0.0  # all beams are equal at first, so only one may be extended
         best_score, best = -math.inf, []
         for position in range(max_length + 1):
             steps = self.step(tokens[:, position], cache).float().log_softmax(-1)

@@ -1,8 +1,8 @@
 """Compressors shorten an image's visual tokens for the drafter: SpecVLM's (arXiv 2509.11815, section 3.2) and FLASH's
 latent attention (arXiv 2505.12728, section 3.2).
 
-V visual tokens of one image in, M out, H channels. Each image is compressed separately, whatever its length. Where a
-paper leaves a choice open there is an option, and its docstring says so.
+V visual tokens of one image in, M out, H channels. Each image is compressed separately and may have any length. What a
+paper does not specify is an option, and its docstring says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Compressed:
     """A compressed image."""
 
     states: Tensor  # (M, H)
-    positions: Tensor  # (M,) int64: the token among V whose text position each state takes
+    positions: Tensor  # (M,) int64: for each state, the index among the V tokens of the one whose position it gets
     kept: Tensor  # (V,) in [0, 1]: each token's largest weight in any output
 
 
@@ -35,9 +35,9 @@ class Compressed:
 class Prune(nn.Module):
     """Keep one token of every `ratio`, drop the others.
 
-    The paper drops at random and does not define this for inference. "random": in training new tokens are drawn at each
-    call; in evaluation all images of the same length keep the same ones, so that an image always gives the same draft.
-    "strided": every `ratio`-th token, in training too (not in the paper).
+    how: which tokens to keep. The paper drops at random and does not define this for inference. "random": training
+        draws new tokens at each call; evaluation always keeps the same ones for images of the same length, so that an
+        image always gives the same draft. "strided": every `ratio`-th token, also in training (not in the paper).
     """
 
     def __init__(self, ratio: int, how: Pruning = "random") -> None:
@@ -50,7 +50,7 @@ class Prune(nn.Module):
         return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
     def indices(self, length: int) -> Tensor:
-        """Indices (M,) of the kept tokens, in order."""
+        """Indices (M,) of the tokens that are not dropped, in order."""
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
@@ -75,7 +75,7 @@ class Pool(nn.Module):
         return Compressed(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
-        """(M, V): each row holds the shares of one window. This is `adaptive_avg_pool` as a matrix product."""
+        """(M, V): each row holds one window's weights. This is `adaptive_avg_pool` as a matrix product."""
         if self.grid is None or self.grid[0] * self.grid[1] != length:
             return _windows(length, -(-length // self.ratio))
         rows, columns = self.grid
@@ -108,7 +108,7 @@ class Convolution(nn.Module):
         filled = states
         if count * self.ratio > length:
             filled = torch.cat([states, states[-1:].expand(count * self.ratio - length, -1)])
-        if self.conv.groups > 1:  # torch's own depthwise convolution takes many times as long
+        if self.conv.groups > 1:  # torch's own depthwise convolution is many times slower
             assert self.conv.bias is not None
             out, taps = self.conv.bias.expand(count, -1), self.conv.weight[:, 0].T.contiguous()
             for tap in range(self.ratio):
@@ -140,8 +140,8 @@ class Resampler(nn.Module):
         """states (V, H) -> (Q, H). The key and value weights are applied to the few queries, so that no column is
         projected.
 
-        fc: (matrix (H, J), the map) if states are (V, J) and an affine map J -> H is still to be applied. Attention
-            weights sum to 1, so the map can be applied after averaging.
+        fc: (matrix (H, J), function), if the states are (V, J) and an affine map J -> H must still be applied: the
+            map's matrix, and the map itself. Attention weights sum to 1, so it can be applied after averaging.
         """
         heads = self.heads
         reading = torch.einsum("qhd,hdc->hqc", self.q, self.k_proj.weight.unflatten(0, (heads, -1)))
@@ -185,7 +185,8 @@ class TextOnly(nn.Module):
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """[begin, end) of each image from visual (L,) bool. grid: tokens of an image, which separates adjacent images."""
+    """The columns [begin, end) of each image, from visual (L,) bool. grid: rows and columns of every image's tokens, by
+    which adjacent images are separated."""
     edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
     runs = list(zip(edges[::2], edges[1::2], strict=True))
     size = 0 if grid is None else grid[0] * grid[1]
@@ -216,7 +217,7 @@ def last_positions(length: int, count: int, device: torch.device) -> Tensor:
 
 
 def _windows(length: int, count: int) -> Tensor:
-    """(count, length): the shares of windows that cover a line, as in `adaptive_avg_pool1d`."""
+    """(count, length): each row holds the weights of one averaging window, as in `adaptive_avg_pool1d`."""
     index = torch.arange(count)
     begins, ends = index * length // count, -(-(index + 1) * length // count)
     line = torch.arange(length)

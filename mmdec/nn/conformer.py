@@ -167,7 +167,7 @@ class Convolution(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """x (B, S, d); keep (B, S, 1), 0 at padding."""
+        """x (B, S, d); keep (B, S, 1), 1 at real positions and 0 at padding -> (B, S, d)."""
         x = self.layer_norm(x) * keep.to(x.dtype)
         # a convolution of width 1 runs faster on a CPU as a linear map
         x = F.glu(F.linear(x, self.pointwise_conv1.weight.squeeze(-1)), dim=-1)
@@ -265,7 +265,7 @@ def to_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> EncoderConfig:
-    """The configuration of the encoder with this state (our names); `dropout` cannot be read from weights."""
+    """Read the encoder's sizes from its state (our names). dropout: not in the weights, so the caller gives it."""
     block = "conformer_layers.0."
     try:
         return EncoderConfig(

@@ -1,7 +1,7 @@
-"""A CTC head: from the states of a frozen encoder to pieces of text, frame by frame (Graves et al. 2006).
+"""A CTC head: it predicts pieces of text, frame by frame, from the states of a frozen encoder (Graves et al. 2006).
 
-Convolutions alone, for the states have looked at the whole sound already. A translator's reader and a drafter use the
-same network, each with pieces of its own.
+It has convolutions only: the encoder's states already depend on the whole recording. A translator and a drafter use the
+same network, each with its own vocabulary of pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLANK = 0
 
 @dataclass(frozen=True)
 class CtcHeadConfig:
-    """Sizes. stride: encoder states in a frame, 1, 2 or 4. pieces: blank included."""
+    """Sizes of the head. stride: encoder states per frame: 1, 2 or 4. pieces: size of the vocabulary, with blank."""
 
     d_states: int = 512
     pieces: int = 1001
@@ -52,7 +52,7 @@ class CtcHead(nn.Module):
         return self.output(hidden), lengths
 
     def hidden(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """What the output layer reads: (B, N, d), lengths (B,)."""
+        """The output layer's input: states (B, S, D), lengths (B,) -> (B, N, d), lengths (B,)."""
         x = self.norm(states) * lengths_to_mask(lengths, states.shape[1])[..., None]
         x = self.entry(x.transpose(1, 2)).transpose(1, 2)
         lengths = torch.div(lengths - 1, self.config.stride, rounding_mode="floor") + 1
@@ -63,7 +63,7 @@ class CtcHead(nn.Module):
 
 
 class ConvolutionBlock(nn.Module):
-    """A convolution of each channel over time, then a gated product over channels, added to what came in."""
+    """A depthwise convolution over time, then a gated linear map over channels; the result is added to the input."""
 
     def __init__(self, config: CtcHeadConfig) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ConvolutionBlock(nn.Module):
 
 
 def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
-    """The best piece of each frame (B, N) -> each row's pieces: equal neighbours are one, blanks go."""
+    """Collapse the best piece of each frame (B, N) to each row's pieces: merge equal neighbours, then drop blanks."""
     rows = []
     for row, count in zip(best.tolist(), lengths.tolist(), strict=True):
         kept = [piece for at, piece in enumerate(row[:count]) if at == 0 or piece != row[at - 1]]
@@ -91,24 +91,26 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a head heard of B sounds: the places of its collapsed text, each with its best pieces."""
+    """A head's transcripts of B recordings, collapsed to N places; each place has one piece and its K - 1 likeliest
+    alternatives."""
 
     pieces: Tensor  # (B, N, K), the likeliest first; 0 beyond a row's end
     weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end
     lengths: Tensor  # (B,)
     frames: Tensor  # (B, N): the frame at which a place is likeliest
     logprobs: Tensor  # (B, F) of the best path, frame by frame, blanks included; 0 beyond a row's end
-    counts: Tensor  # (B,) frames
+    counts: Tensor  # (B,) number of frames
 
     def select(self, rows: list[int]) -> Heard:
-        """Some of the sounds."""
+        """The transcripts of these rows, in that order."""
         return Heard(*(getattr(self, part.name)[rows] for part in fields(self)))
 
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
-    """Logits (B, F, V) with lengths (B,) -> the places where the best path says a piece, equal neighbours as one.
+    """Collapse logits (B, F, V) with lengths (B,): merge equal neighbours of the best path, and drop blanks.
 
-    A place's weights are the probabilities of its `best` pieces, the mean over its frames; the blank has no part.
+    best: how many alternatives each place gets. Their weights are their mean probabilities over the place's frames,
+        without the blank, scaled to the sum 1.
     """
     likely, paths = logits.float().log_softmax(-1).max(-1)
     real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])
@@ -117,14 +119,14 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         path = paths[row, :count]
         spoken = path != BLANK
         first = spoken & torch.cat([spoken.new_ones(1), path[1:] != path[:-1]])[:count]
-        place = (first.cumsum(0) - 1)[spoken]  # of each frame that says something
+        place = (first.cumsum(0) - 1)[spoken]  # the place of each frame that is not blank
         total = int(first.sum())
         probabilities = logits[row, :count][spoken].float().softmax(-1)
         probabilities[:, BLANK] = 0
         mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
         mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
         weights, pieces = mean.topk(best, -1)
-        said = probabilities.amax(-1) - place * 2.0  # places do not mix
+        said = probabilities.amax(-1) - place * 2.0  # the offset keeps different places apart
         order = said.argsort(descending=True, stable=True)
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
         rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))

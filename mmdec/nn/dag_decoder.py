@@ -2,8 +2,8 @@
 
 Every vertex gets a hidden state, a distribution over units (its emission) and transition probabilities to all later
 vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
-NeurIPS 2023, section 3.2). Additions of the small recipe (`link_prior`, `copy_encoder`, sinusoidal positions) are off
-in the paper's configuration. For choosing a path see `ops/dag.py` and `ops/dag_decode.py`.
+NeurIPS 2023, section 3.2). The options `link_prior`, `copy_encoder` and sinusoidal positions are not in the paper; the
+small shipped model uses them. For choosing a path see `ops/dag.py` and `ops/dag_decode.py`.
 """
 
 from __future__ import annotations
@@ -175,15 +175,16 @@ _NO_JUMP = 1e30  # penalty of an impossible jump; finite, so that a row without 
 
 
 def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
-    """(L, L) fp32: the penalty of jump i -> j at slope 1, which is its length j - i (0 without prior); 1e30 if j <=
-    i."""
+    """(L, L) fp32: the penalty of the jump i -> j at slope 1. It is the jump's length j - i, or 0 without `prior`; for
+    j <= i it is 1e30."""
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
 
 
 @lru_cache(maxsize=8)
 def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
-    """A cached table of penalties. Entries depend on j - i alone, so smaller sizes are its corners."""
+    """A cached table of penalties. Entries depend on j - i alone, so the top left corner is the table of a smaller
+    size."""
     with torch.inference_mode(False):  # a table made while decoding must also work in training
         steps = torch.arange(rows, dtype=torch.float32, device=device)
         jump = steps[None, :] - steps[:, None]
@@ -193,8 +194,8 @@ def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
 class DagDecoder(nn.Module):
     """Computes a graph from encoder states in one pass.
 
-    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,) -> Lattice. `given` (B, L) holds tokens to
-        put at vertices, -1 for none (GLAT's glancing).
+    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,) -> Lattice. given (B, L): the tokens whose
+        embeddings some vertices get as input, -1 for none (glancing training, as in GLAT).
     """
 
     def __init__(self, config: DagConfig, num_units: int, d_memory: int) -> None:
@@ -218,7 +219,7 @@ class DagDecoder(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def inputs(self, states: Tensor, state_lengths: Tensor, lengths: Tensor, given: Tensor | None) -> Tensor:
-        """The vertices before the first layer: (B, L, d)."""
+        """The first layer's input at the vertices: (B, L, d). Arguments as for `forward`; lengths: (B,) vertices."""
         size, d = int(lengths.max()), self.config.d_model
         steps = torch.arange(size, device=states.device)
         tokens = torch.full((states.shape[0], size), UNK, device=states.device)

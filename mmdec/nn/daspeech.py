@@ -90,7 +90,8 @@ class SpeechToUnits(nn.Module):
         return states, state_lengths
 
     def source(self, features: Tensor, lengths: Tensor) -> Source:
-        """What the decoders read of features (B, N, 80), lengths (B,). Nobody says more than 25 units a second."""
+        """Encode features (B, N, 80), lengths (B,) for the decoders. A translation may have at most 25 units for each
+        second: nobody speaks faster."""
         return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
@@ -99,7 +100,7 @@ class SpeechToUnits(nn.Module):
 
 
 class DASpeech(SpeechToUnits):
-    """The whole model except the vocoder."""
+    """The whole model except the vocoder: speech to units, and hidden states to mel frames."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__(config, num_units)

@@ -7,7 +7,7 @@ stored. The parameters have the published names.
 
 Other systems override `inputs` (what enters the layer, whole rows) or `prompt` (one row, shorter if an image is
 compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and values) and `attend`,
-so that a drafter with a preallocated cache need not concatenate tensors.
+so that a drafter with a preallocated cache does not have to concatenate tensors.
 
 The layer has three implementations: this one, differentiable, for all devices and shapes; and in `draft_step.py` two
 fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), `SlotStep` for FLASH's slots.
@@ -45,7 +45,7 @@ SMALL = 2**21  # maximum weights of an MLP for which a run makes a packed copy
 class DraftConfig:
     """Sizes of a draft network, and the model that it was trained for."""
 
-    LEAST: ClassVar[int] = 1  # number of `layers`
+    LEAST: ClassVar[int] = 1  # the minimum number of entries in `layers`
 
     hidden_size: int
     vocab_size: int
@@ -93,12 +93,12 @@ class DraftConfig:
         return self.hidden_size
 
     def for_depth(self, layers: int) -> Self:
-        """The same configuration for a target with so many layers; EAGLE-3 has default `layers` for each."""
+        """The same configuration for a target with `layers` layers, on which EAGLE-3's default `layers` depend."""
         return self
 
     @property
     def trained_for(self) -> str:
-        """The target as a text for people: "vlm-scenes (402af2b1ab88)", or the known part of it."""
+        """The target's name and fingerprint for messages: "vlm-scenes (402af2b1ab88)", or the part that is known."""
         mark = f"({self.base})" if self.target else self.base
         return " ".join(part for part in (self.target, mark) if part.strip("()"))
 
@@ -140,7 +140,8 @@ class Prompted:
 
 
 class Packed(NamedTuple):
-    """Weights of a layer that are used in one product: a small network's time depends on the number of products."""
+    """A layer's weights, joined so that one product replaces several: a small network's time depends on their
+    number."""
 
     attention: Tensor  # queries, keys and values below each other
     bias: Tensor | None
@@ -250,8 +251,8 @@ class DraftNetwork(nn.Module):
         return probs
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
-        """The layer's input at drafted tokens: embeds (..., H), hidden (..., H) of the tokens before. carry: see
-        `Prompted`."""
+        """The layer's input at drafted tokens: their embeds (..., H), and hidden (..., H), the network's output at the
+        tokens before. carry: see `Prompted`."""
         return self.fuse(embeds, self.feature(hidden), carry)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
@@ -298,8 +299,7 @@ class DraftNetwork(nn.Module):
 
         states: (B, n, H). positions: (B, n). past: keys and values (B, h, S, d).
         mask: additive (B, 1, n, S + n); None: causal.
-        Returns: hidden (B, n, H), which the LM head reads and the next step takes as feature; keys and values of the n
-            columns.
+        Returns: hidden (B, n, H), the LM head's input and the next column's feature; keys and values of the n columns.
         """
         queries, keys, values = self.project(states, positions)
         pair = keys, values
@@ -308,8 +308,8 @@ class DraftNetwork(nn.Module):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """The stand-in for the target's features of a drafted token: hidden (..., H) repeated k times -> (..., k *
-        H)."""
+        """Replace the target's features of a drafted token, which are not known: hidden (..., H), repeated k times ->
+        (..., k * H)."""
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
@@ -317,7 +317,7 @@ class DraftNetwork(nn.Module):
         """A packed copy of the layer's weights; None for a large network, where copying takes longer than it saves,
         and for several layers.
 
-        The copy does not follow later changes of the weights: make it for each run.
+        Later changes of the weights do not change the copy: make a new one for each run.
         """
         weights: Any = self._layer(0).self_attn
         mlp: Any = self._layer(0).mlp
@@ -333,11 +333,11 @@ class DraftNetwork(nn.Module):
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """What attention is added to, of the input of layer `index`."""
+        """The residual to which layer `index` adds attention's output, computed from the layer's input."""
         return states
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Norms of queries and keys (B, heads + h, n, d) before they are rotated: none."""
+        """Normalise queries and keys (B, heads + h, n, d) before they are rotated; here they are returned unchanged."""
         return queries_keys
 
     def project(
@@ -425,7 +425,7 @@ class DraftNetwork(nn.Module):
         return self.layers[index]
 
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """The rotations' frequencies (d / 2,) in float32, and the factor of their cosines and sines."""
+        """The rotations' frequencies (d / 2,) in float32, and a factor by which cosines and sines are multiplied."""
         half = torch.arange(0, self.config.head_dim, 2, device=device).float() / self.config.head_dim
         return 1.0 / self.config.rope_theta**half, 1.0
 

@@ -8,7 +8,8 @@ DraftStep, Eagle3Step               one token at a time, for chains of tree-grow
 SlotStep                            FLASH: accepted columns and the slots of the last one, in one pass
 
 Each level of a chain is about forty operations over vectors of a few hundred numbers, for which torch's call overhead
-dominates: with 160 channels NumPy takes a third of the time. Products stay in torch, which obeys its thread settings.
+dominates: with 160 channels NumPy takes a third of torch's time. Products stay in torch, which obeys its thread
+settings.
 `DraftStep` writes to buffers and multiplies matrices by vectors. `SlotStep` has several rows, so its arrays are fresh;
 some of its small operations use torch, because a draft runs most of them only once or twice, when torch's code is still
 in the CPU's caches from the target's pass.
@@ -34,7 +35,7 @@ from mmdec.nn.eagle3 import Eagle3
 from mmdec.nn.flash import FlashNetwork
 
 Vector = NDArray[np.float32]
-MASKED = 512  # columns of a new mask
+MASKED = 512  # free columns of a new mask
 
 
 class TokenStep:
@@ -58,13 +59,13 @@ class TokenStep:
         return result
 
     def token(self, drafted: int) -> int:
-        """The target's token of a drafted one, an index of `logits`."""
+        """The target's token id for a drafted token, which is an index of `logits`."""
         return drafted
 
 
 @final
 class LayerStep:
-    """Runs one column of one row through a network's only layer, from what its projections read on."""
+    """Runs one column of one row through a network's only layer, after its input norm."""
 
     def __init__(self, network: DraftNetwork, packed: Packed) -> None:
         """packed: the network's own."""
@@ -85,10 +86,10 @@ class LayerStep:
         self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
 
     def __call__(self, read: Tensor, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """Run the layer on `states`, which attention is added to, and which is overwritten.
+        """Run the layer. The caller has put the residual into the buffer `states`, which is overwritten.
 
-        read: what the projections read. keys, values: (1, h, S, d); the last column is written. Returns: hidden (H,),
-            valid until the next call.
+        read: the projections' input. position: the column's position. keys, values: (1, h, S, d); the last column is
+            written. Returns: hidden (H,), valid until the next call.
         """
         config = self.config
         dim, heads = config.head_dim, config.num_attention_heads
@@ -154,10 +155,10 @@ class DraftStep(TokenStep):
     def of(
         cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
     ) -> DraftStep | None:
-        """Make the fast path; None if it would be slower or differ.
+        """Make the fast path; None if it would be slower or give other results.
 
         It is unavailable for a large network, a GPU, another precision, a norm in `fuse`, an overridden `layer`, or an
-        embedding that does more than look up.
+        embedding that does more than look up rows.
         """
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
@@ -197,7 +198,7 @@ class Eagle3Step(TokenStep):
 
     @classmethod
     def of(cls, network: Eagle3, packed: Packed | None, embedding: nn.Module) -> Eagle3Step | None:
-        """Make the fast path; None if it would be slower or differ, see `DraftStep.of`."""
+        """Make the fast path; None if it would be slower or give other results, see `DraftStep.of`."""
         config = network.config
         if config.qk_norm or config.output_bias or config.mask_token is not None:
             return None
@@ -226,7 +227,7 @@ class Eagle3Step(TokenStep):
         return super().logits(hidden)
 
     def token(self, drafted: int) -> int:
-        """The target's token of a drafted one."""
+        """The target's token id for a drafted token."""
         return drafted if self.targets is None else self.targets[drafted]
 
 
@@ -243,7 +244,7 @@ ColumnStep = DraftStep | Eagle3Step
 
 
 def quiet() -> np.errstate:
-    """Silence NumPy's overflow warnings, as torch has none: a diverging network only drafts badly."""
+    """Silence NumPy's overflow warnings: torch gives none, and a diverging network only drafts badly."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -254,7 +255,7 @@ def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
 
 
 def plain(embedding: nn.Module, *weights: Tensor) -> bool:
-    """Whether all weights are float32 on a CPU and the embedding only looks up."""
+    """Whether all weights are float32 on a CPU, and the embedding only looks up rows."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return False
     return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
@@ -274,7 +275,7 @@ def silu(x: Vector, result: Vector) -> None:
 
 
 def buffer(size: int) -> tuple[Tensor, Vector]:
-    """One buffer, as a tensor and as an array."""
+    """One buffer, as a tensor and as an array that share memory."""
     array = np.zeros(size, np.float32)
     return torch.from_numpy(array), array
 
@@ -307,7 +308,7 @@ class SlotStep(TokenStep):
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]
         self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)  # in the layout of the cache
         self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)  # of positions 0, 1, ...
-        # additive: which columns each slot sees, then which of slots 1, 2, ...
+        # additive: first which columns each slot sees, then which of the slots 1, 2, ...
         self.mask = np.empty((self.slots, 0), np.float32)
         pairs = [(refiner.down, refiner.up) for refiner in cast(Any, network.refiners)]
         self.refiners = [[(part.weight.detach(), part.bias.detach()) for part in pair] for pair in pairs]
@@ -317,7 +318,7 @@ class SlotStep(TokenStep):
     def of(
         cls, network: FlashNetwork, packed: Packed | None, embedding: nn.Module, output: nn.Linear
     ) -> SlotStep | None:
-        """Make the fast path; None if it would be slower or differ, see `DraftStep.of`."""
+        """Make the fast path; None if it would be slower or give other results, see `DraftStep.of`."""
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
         return cls(network, packed, cast(nn.Embedding, embedding).weight, output)
@@ -327,8 +328,8 @@ class SlotStep(TokenStep):
     ) -> Vector:
         """Process columns with tokens (n,) and features (n, H), and the first `count` slots of the last one.
 
-        position: of the first column. keys, values: (1, h, S, d); the last n + count - 1 columns are written (the
-            columns, then slots 1, 2, ...).
+        position: position of the first column. keys, values: (1, h, S, d); the last n + count - 1 columns are written
+            (the columns, then slots 1, 2, ...).
         Returns: the slots (count, H), unrefined.
         """
         config, size = self.config, self.config.hidden_size
@@ -370,7 +371,7 @@ class SlotStep(TokenStep):
         return slot + torch.addmv(up_bias, up, inner).numpy()
 
     def _fuse(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """As `FlashNetwork.fuse`, of tokens (n,) and features (n, H)."""
+        """As `FlashNetwork.fuse`, but reads tokens (n,) instead of embeddings, and features (n, H)."""
         size = self.config.hidden_size
         joined = np.empty((len(tokens), 2 * size), np.float32)
         joined[:, size:] = features
@@ -381,7 +382,7 @@ class SlotStep(TokenStep):
         return _gated(_product(joined, self.fused, self.fused_bias))
 
     def _norm(self, x: Vector, weight: Vector) -> Vector:
-        """x (n, C), weight (C,) -> (n, C)."""
+        """RMS norm: x (n, C), weight (C,) -> (n, C)."""
         normed = x * x
         scale = np.add.reduce(normed, 1, keepdims=True)
         scale *= 1.0 / x.shape[1]
@@ -413,7 +414,7 @@ class SlotStep(TokenStep):
 
 
 def _product(rows: Vector, weight: Tensor, bias: Tensor | None = None) -> Vector:
-    """rows (n, I) by weight (I, O) -> (n, O)."""
+    """Multiply rows (n, I) by weight (I, O) and add the bias (O,), if any -> (n, O)."""
     given = torch.from_numpy(rows)
     return (torch.mm(given, weight) if bias is None else torch.addmm(bias, given, weight)).numpy()
 

@@ -6,9 +6,9 @@ before the final norm; for drafted tokens it is the network's own last state, wi
 attends from the two side by side (2 H channels) and adds the result to the feature alone. Further layers are plain
 decoder layers. `lm_head` reads the normed last state; its vocabulary may be a part of the target's (`d2t`, `t2d`).
 
-Options, each as published: the residual is the feature before or after its norm; EAGLE-3.1 (arXiv 2605.09992) norms
-each target feature (`fc_norm`), or all of them side by side (`norm_before_fc`), and hands on the normed state
-(`norm_output`); Qwen3's layers norm queries and keys (`qk_norm`).
+Options, each as published: the residual is the feature before or after its norm (`norm_before_residual`); EAGLE-3.1
+(arXiv 2605.09992) norms each target feature (`fc_norm`), or all of them side by side (`norm_before_fc`), and passes the
+normed state to the next column (`norm_output`); Qwen3's layers norm queries and keys (`qk_norm`).
 
 P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: behind the last column come K - 1 more, which read the embedding
 of `mask_token` and, in place of the target's features, a learned vector.
@@ -48,8 +48,8 @@ Pictures = Literal["placeholder", "projected", "dropped"]
 class Eagle3Config(DraftConfig):
     """Sizes and options of the network.
 
-    `layers` empty: EAGLE-3's three for the target's depth, see `default_layers`. `fc_norm` here norms each target
-    feature.
+    layers: the target's layers whose features are read; empty: the three of `default_layers`. fc_norm: here a norm of
+    each target feature.
     """
 
     LEAST: ClassVar[int] = 0
@@ -58,25 +58,25 @@ class Eagle3Config(DraftConfig):
     input_norm: bool = True
     fc_bias: bool = False
     features: int = 3  # target features that are fused
-    target_hidden_size: int = 0  # of the target's hidden states; 0: as hidden_size
+    target_hidden_size: int = 0  # channels of the target's hidden states; 0: the same as `hidden_size`
     draft_vocab_size: int = 0  # 0: the target's vocabulary
     num_hidden_layers: int = 1
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
     qk_norm: bool = False
-    output_bias: bool = False  # of attention's output projection
+    output_bias: bool = False  # whether attention's output projection has a bias
     own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
     mask_token: int | None = None  # P-EAGLE's; None: EAGLE-3
     # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
     rope_scaling: dict[str, Any] | None = None
-    # where a picture's columns stand, if the target's positions have three axes: counted like text; on the first axis
-    # alone; or on all three, by `mrope_section`
+    # the positions of image columns, if the target's positions have three axes: counted like text; the first axis
+    # alone; or all three, by `mrope_section`
     positions: Positions = "text"
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
-    # what a picture's columns read beside the target's states: the embedding of the placeholder token, or the projected
-    # one; "dropped": they are left out, and positions count without them, for a network that was trained on text
+    # what image columns read beside the target's states: the embedding of the placeholder token, or the projected
+    # visual one; "dropped": image columns are left out and have no positions, for a network that was trained on text
     pictures: Pictures = "placeholder"
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Eagle3Config(DraftConfig):
 
     @property
     def follows(self) -> bool:
-        """Whether its positions are the target's where these have three axes."""
+        """Whether the network uses the target's positions if these have three axes."""
         return self.positions != "text" and self.pictures != "dropped"
 
     @property
@@ -148,7 +148,7 @@ class Eagle3Config(DraftConfig):
         return self.vocabulary < self.vocab_size
 
     def for_depth(self, layers: int) -> Self:
-        """The same configuration for a target with so many layers; where `layers` is empty, it is filled."""
+        """The same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
         if self.layers:
             return self
         if self.features != 3:
@@ -201,7 +201,7 @@ class Eagle3(DraftNetwork):
             self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
 
     def share_embedding(self) -> None:
-        """Drop the own embedding, which is the target's."""
+        """Drop the network's embedding, because it equals the target's."""
         self.config = replace(self.config, own_embedding=False)
         del self.embed_tokens
 
@@ -220,7 +220,7 @@ class Eagle3(DraftNetwork):
         return torch.cat([embeds, self.fused(features)], -1)
 
     def fused(self, features: Tensor) -> Tensor:
-        """The target's features (..., k * Ht) -> (..., H)."""
+        """Apply fc with its norms to the target's features: (..., k * Ht) -> (..., H)."""
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         elif self.config.fc_norm:
@@ -234,7 +234,7 @@ class Eagle3(DraftNetwork):
         return torch.cat([embeds, hidden], -1)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """As `DraftNetwork.prompt`; a column that reads a picture's token may be left out (`config.pictures`)."""
+        """As `DraftNetwork.prompt`; columns that read an image's tokens may be left out (`config.pictures`)."""
         prompted = super().prompt(embeds, features, visual)
         if self.config.pictures != "dropped":
             return prompted
@@ -242,7 +242,7 @@ class Eagle3(DraftNetwork):
         return Prompted(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """A drafted token has no feature of the target's, see `follow`."""
+        """Return hidden unchanged: a drafted token has no feature of the target, see `follow`."""
         return hidden
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
@@ -272,7 +272,7 @@ class Eagle3(DraftNetwork):
         return rms_normed(halves, weights, self.config.rms_norm_eps).view(states.shape)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """What attention is added to: of the first layer's input the feature, normed or not."""
+        """The residual to which attention's output is added; in the first layer the feature alone, normed or not."""
         if index:
             return states
         features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
@@ -295,7 +295,7 @@ class Eagle3(DraftNetwork):
         packed: Packed | None = None,
         index: int = 0,
     ) -> Tensor:
-        """As `DraftNetwork.attend`; after the last layer `norm_output` norms what is handed on."""
+        """As `DraftNetwork.attend`; with `norm_output` the last layer's output is normed."""
         hidden = super().attend(states, queries, keys, values, mask, packed, index)
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
@@ -320,7 +320,7 @@ class Eagle3(DraftNetwork):
     def layer(
         self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Pair]:
-        """As `DraftNetwork.layer`, through all layers; the keys and values of a later layer follow along the heads."""
+        """As `DraftNetwork.layer`, through all layers. Their keys and values are concatenated along the heads."""
         pairs: list[Pair] = []
         for index in range(self.depth):
             queries, *own = self.project(states, positions, index=index)
@@ -332,7 +332,7 @@ class Eagle3(DraftNetwork):
         return states, (keys, values)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """As `DraftNetwork.rotations`; positions (3, B, n) choose by frequency, as `mrope_section` says."""
+        """As `DraftNetwork.rotations`; of positions (3, B, n), `mrope_section` says which axis each frequency uses."""
         if isinstance(positions, int) or positions.dim() == 2:
             return super().rotations(positions, dtype, device)
         axes = self._axes(device)  # (d,)
@@ -342,11 +342,11 @@ class Eagle3(DraftNetwork):
         return cosines.gather(-1, index)[..., 0], sines.gather(-1, index)[..., 0]
 
     def _axes(self, device: torch.device) -> Tensor:
-        """(d,) int64: the axis by whose position each channel turns."""
+        """(d,) int64: for each channel, the axis whose position rotates it."""
         sections = self.config.mrope_section
         if not self.config.mrope_interleaved:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
-        else:  # axes 1 and 2 take every third frequency, as many as their sections say
+        else:  # axes 1 and 2 get every third frequency, as many as their sections say
             axes = [0] * (self.config.head_dim // 2)
             for axis in (1, 2):
                 for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):

@@ -215,9 +215,9 @@ class FastSpeech2(nn.Module):
     ) -> FastSpeech2Output:
         """Predict mels of phones.
 
-        inputs: (B, K, d). lengths: (B,) phones. max_frames: rows are cut there.
-        durations (frames), pitch (Hz), energy (linear): (B, K), replace the predicted ones (teacher forcing). On a GPU
-        it synchronises once, to read the number of frames.
+        inputs: (B, K, d). lengths: (B,) phones. max_frames: the most frames of a row; longer rows are cut.
+        durations (frames), pitch (Hz), energy (linear): (B, K), used instead of the predictions (teacher forcing).
+        A GPU is synchronised once, to read the number of frames.
         """
         keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
         x = inputs + self.encoder_scale * sinusoids(inputs.shape[1], inputs.shape[2], inputs.device).to(inputs.dtype)
@@ -249,7 +249,9 @@ class FastSpeech2(nn.Module):
 
 
 def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
-    """Repeat phone k of x (B, K, d) for durations (B, K) frames -> (B, F, d) and the lengths (B,), at most max_frames.
+    """Repeat the vector of each phone, x (B, K, d), for its duration (B, K) in frames.
+
+    Returns: (B, F, d), and the lengths (B,) in frames, at most `max_frames`.
 
     F is the longest row's, at least 1. Frames beyond a row's length repeat its last phone: mask them.
     """

@@ -5,8 +5,7 @@ token t + 1; feature of token t]. The columns of an image are the target's featu
 latents. Each column is read k times: slot i has its own embedding (zero for slot 0) and RoPE position t + i, sees slot
 0 of all earlier columns and slots 0 .. i of its own, and predicts the feature of token t + 1 + i, from which the LM
 head predicts token t + 2 + i. A residual gate adds the column's own feature to each slot. Slots do not read each
-other's
-tokens: refiner i corrects slot i by the tokens of the slots before it.
+other's tokens: refiner i corrects slot i by the tokens of the slots before it.
 
 Two deviations from the published code. Its decoding feeds refiner i the token one position later than its training;
 here both read the tokens of slots 0 .. i - 1, which are t + 2 .. t + 1 + i. And it runs over the whole text each round;
@@ -41,7 +40,8 @@ class FlashConfig(DraftConfig):
     bottleneck: int = 8  # a refiner's inner size is H / bottleneck
     refine: bool = True
     tree: bool = False  # draft a tree of the slots (not in the paper, whose draft is a chain)
-    # as published, text before an image enters as its feature alone, without fc; False: as other text
+    # True: as published, the input of a text column before an image is its feature alone, without fc. False: such
+    # columns are like other text
     plain_prefix: bool = False
 
     def __post_init__(self) -> None:
@@ -124,8 +124,8 @@ class FlashNetwork(DraftNetwork):
         return states[..., None, :] + pad(self.slot_embeddings, (0, 0, 1, 0))
 
     def finish(self, hidden: Tensor, features: Tensor) -> Tensor:
-        """Add the gated features: the layer's output (..., n, H) of the first n slots, features (..., H) -> (..., n,
-        H), unrefined."""
+        """Add the gated features (..., H) to hidden (..., n, H), the layer's output at the first n slots. Returns: the
+        slots (..., n, H) before refinement."""
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
     def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""A translator that hears people: Whisper's encoder, a CTC head that writes French, and the reader that translates it.
+"""A translator of human speech: Whisper's encoder, a CTC head that transcribes French, and a reader that translates it.
 
-What the head wrote is collapsed to places, each with its best pieces and their probabilities (`nn/ctc_head.py`); the
-reader makes states of them, from which the graph and the autoregressive decoder write English pieces
+The head's transcript is collapsed to places, each with its best pieces and their probabilities (`nn/ctc_head.py`). The
+reader encodes them, and from its states the graph and the autoregressive decoder write English pieces
 (`nn/piece_reader.py`). The voice is a separate network.
 """
 
@@ -22,7 +22,7 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class HeardTranslatorConfig:
-    """All sizes. best: pieces of a place that the reader is given."""
+    """All sizes. best: the number of alternative pieces at each place that the reader gets."""
 
     encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
@@ -62,18 +62,21 @@ class HeardTranslator(PiecesToUnits):
         self.head = CtcHead(config.head)
 
     def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """16 kHz sounds (T,) -> features (B, mels, F), frames (B,), and the states of each that the head reads (B,)."""
+        """Compute features of 16 kHz samples, (T,) each.
+
+        Returns: features (B, mels, F); frames (B,); counts (B,), how many encoder states of each the head reads.
+        """
         return sound_features(sounds, self.sizes.encoder, tail=TAIL)
 
     def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[Heard, Tensor]:
-        """What `features` gave -> what is heard at how many places, and the encoder's states (B, S, D)."""
+        """Transcribe what `features` returned. Returns: the head's transcripts, and the encoder's states (B, S, D)."""
         states, _ = self.encoder(features, frames)
         states = states[:, : int(counts.max())]
         logits, lengths = self.head(states, counts)
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
-        """What `features` gave -> what the decoders read. A row in which nothing is heard has length 0."""
+        """Encode what `features` returned for the decoders. A row whose transcript is empty has length 0."""
         heard, states = self.hear(features, frames, counts)
         beside = None
         if self.reader.project is not None:
@@ -83,7 +86,7 @@ class HeardTranslator(PiecesToUnits):
         return Source(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
-        """The graphs of a batch. sizes: (B,) pieces, which set the graphs' sizes."""
+        """Predict the graphs of a batch. sizes: (B,) number of pieces, which sets the graphs' sizes."""
         if self.decoder is None:
             raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
         graph: DagDecoder = self.decoder

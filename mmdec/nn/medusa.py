@@ -31,8 +31,8 @@ class MedusaConfig:
     vocab_size: int
     kind: Kind = "linear"
     heads: int = 10
-    attention_heads: int = 0  # of Medusa-Block's layer
-    ffn: int = 0
+    attention_heads: int = 0  # attention heads of Medusa-Block's layer
+    ffn: int = 0  # inner size of that layer's feed-forward
     mels: int = 80  # mel bands of the model's input
     base: str = ""  # name of the model
     tuned_base: bool = False  # whether they were trained on a model with a modified last layer and first head
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         return self._split(self.k_proj(states)), self._split(self.v_proj(states))
 
     def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
-        """x (B, T, H); mask (B, 1, T, S) bool, True where seen."""
+        """x (B, T, H) attends to `pair`; mask (B, 1, T, S) bool, True where x sees a column -> (B, T, H)."""
         out = scaled_dot_product_attention(self._split(self.q_proj(x)), *pair, attn_mask=mask)
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
@@ -131,13 +131,13 @@ class MedusaHeads(nn.Module):
         self.outputs = nn.ModuleList(nn.Linear(size, config.vocab_size, bias=False) for _ in range(matrices))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """All positions at once, for training: hidden (B, T, H) without left padding -> (B, T, K, H), to multiply with
-        the output matrix. states: (B, S, H) of the encoder, for Medusa-Block."""
+        """Run all heads at all positions, for training: hidden (B, T, H) without left padding -> (B, T, K, H), to be
+        multiplied with the output matrix. states: (B, S, H) of the encoder, for Medusa-Block."""
         return self.read(self.through(hidden, states), len(self.heads))
 
     def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """The heads' input (B, T, H): the block's output, or hidden itself without a block. Arguments as for
-        `forward`."""
+        """Run Medusa-Block's layer and return its output, the heads' input (B, T, H); without that layer return hidden.
+        Arguments as for `forward`."""
         if self.block is None:
             return hidden
         if states is None:
@@ -152,7 +152,8 @@ class MedusaHeads(nn.Module):
         return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
 
     def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
-        """`read`, multiplied with the output matrix (V, H), or each head's own -> (..., count, V)."""
+        """Apply the first `count` heads to hidden (..., H), as `read`, then the output matrix (V, H), or each head's
+        own -> (..., count, V)."""
         return self.tokens(self.read(hidden, count), output)
 
     def tokens(self, read: Tensor, output: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class MsdConfig(DraftConfig):
 
 @final
 class MsdNetwork(DraftNetwork):
-    """EAGLE's layer; visual embeddings enter it directly, text enters fused."""
+    """EAGLE's layer. Its input at a visual column is the visual embedding; at a text column it is fc's output."""
 
     system: ClassVar[str] = "msd"
     config_class: ClassVar[type[DraftConfig]] = MsdConfig

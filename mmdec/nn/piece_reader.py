@@ -1,8 +1,8 @@
-"""Reads the pieces that a CTC head hears, with its doubts, before they are translated.
+"""Encodes the pieces of a CTC head's transcript, with their probabilities, before they are translated.
 
-Each place of the head's collapsed text is given as its best pieces with their probabilities: the reader's input is the
-expected embedding, so that text alone can train it (one piece, probability 1) and sound can follow. States of the
-encoder may be added, for what the pieces do not say.
+Each place of the head's collapsed text has several pieces with probabilities, and the reader's input is their expected
+embedding. So text alone can train the reader (one piece, probability 1), and speech can train it further. The speech
+encoder's states may be added, for information that the pieces lack.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmdec.nn.transformer import Attention, PooledDropout, sinusoids
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """Sizes of the reader and of the two decoders behind it. dag None: the autoregressive one alone."""
+    """Sizes of the reader and of the two decoders behind it. dag: None leaves out the graph decoder."""
 
     pieces: int = 1001
     units: int = 2000
@@ -43,9 +43,9 @@ class ReaderConfig:
 
 
 class PieceReader(nn.Module):
-    """forward: pieces (B, N, K), weights (B, N, K) that sum to 1, lengths (B,), perhaps states (B, N, D) -> (B, N, d).
+    """forward: pieces (B, N, K), weights (B, N, K) that sum to 1, lengths (B,), states (B, N, D) or None -> (B, N, d).
 
-    states: what the encoder heard at each piece; rows of zeros count as none.
+    states: the speech encoder's state at each place; zeros mean that there is none.
     """
 
     def __init__(self, config: ReaderConfig) -> None:
@@ -99,10 +99,11 @@ class PiecesToUnits(nn.Module):
         self.decoder = None if config.dag is None else DagDecoder(config.dag, config.units, config.d_model)
 
     def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
-        """States (B, N, d) of pieces that are known for sure, (B, N)."""
+        """Encode text: pieces (B, N), each with probability 1 -> states (B, N, d)."""
         return self.reader(pieces[..., None], torch.ones_like(pieces[..., None], dtype=torch.float32), lengths)
 
 
 def unit_limits(pieces: Tensor) -> list[int]:
-    """The most units that a translation of so many pieces (B,) may have: of speech, of text, and in training."""
+    """For each row, the maximum units of its translation, from its number of pieces (B,). The same limit holds for
+    speech, for text and in training."""
     return (2 * pieces + 10).tolist()

@@ -1,8 +1,8 @@
-"""Weights in 8 bits: the rows of a matrix as int8 with a scale each, computed in float32 again.
+"""Stores weights in 8 bits: each row of a matrix as int8 with its own scale. They are used in float32.
 
-A tensor of two dimensions or more, of at least `SMALLEST` numbers, becomes `name` (int8, its own shape) and
-`name.scale` (float32, one for each row of the first dimension); all others stay in half precision. safetensors holds
-both.
+A tensor of two dimensions or more, of at least `SMALLEST` numbers, becomes `name` (int8, the same shape) and
+`name.scale` (float32, one for each row of the first dimension); all others are stored in half precision. Both are
+written to one safetensors file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor
 from mmdec.types import InputError
 
 SCALE = ".scale"
-SMALLEST = 4096  # numbers in a tensor that is worth it
+SMALLEST = 4096  # minimum numbers in a tensor that is packed
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(R, ...) float -> int8 (R, ...) and float32 scales (R,): weight is about int8 times scale.
 
-    A scale has 16 bits of precision, so that 127 times it is exact: what was unpacked is packed to the same bytes.
+    A scale has 16 bits of precision, so that 127 times the scale is exact: unpacked weights are packed to the same
+    bytes again.
     """
     rows = weight.detach().float().flatten(1)
     largest = rows.abs().amax(1).clamp(min=1e-12) / 127  # scales that cut the largest weights have larger errors
@@ -31,7 +32,8 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state with its matrices in 8 bits, the rest in half precision. `unpack_rows` undoes it, but for rounding."""
+    """Convert a state: matrices to 8 bits, the rest to half precision. `unpack_rows` reverses it, except for
+    rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:
@@ -43,8 +45,8 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights in float32. Tensors that were never packed are left alone. Raises InputError for a scale that has no
-    tensor, or another number of rows."""
+    """Convert packed weights to float32. Tensors that were not packed do not change. Raises InputError for a scale
+    without a tensor, or with another number of rows."""
     unpacked: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.endswith(SCALE) and name.removesuffix(SCALE) in state:

@@ -1,4 +1,4 @@
-"""What the two decoders of a translator read of some recordings, whatever came before them."""
+"""The input of a translator's two decoders, in the same form for every kind of encoder."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mmdec.nn.ctc_head import Heard
 
 @dataclass(frozen=True)
 class Source:
-    """B recordings, as the graph and the autoregressive decoder read them."""
+    """B encoded recordings: the input of the graph decoder and the autoregressive decoder."""
 
     states: Tensor  # (B, S, d)
-    lengths: Tensor  # (B,) states; 0: nothing was heard
-    sizes: Tensor  # (B,) what the graphs' sizes follow from: filterbank frames, or pieces that were heard
-    limits: list[int]  # B: the most units that a translation may have
-    heard: Heard | None = None  # what a CTC head wrote, where the translator has one
+    lengths: Tensor  # (B,) number of states; 0: the transcript is empty
+    sizes: Tensor  # (B,) filterbank frames, or pieces of the transcript: they set the graphs' sizes
+    limits: list[int]  # for each recording, the maximum units of its translation
+    heard: Heard | None = None  # the CTC head's transcripts; None: the translator has no such head
 
     def select(self, rows: list[int]) -> Source:
-        """Some of the recordings."""
+        """Only the recordings in these rows, in that order."""
         heard = None if self.heard is None else self.heard.select(rows)
         limits = [self.limits[row] for row in rows]
         return replace(

@@ -58,7 +58,7 @@ class QuestionGate(nn.Module):
 
 
 def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
-    """Choose by logits (C,). In training also returns a factor of value 1 that carries the gate's gradient.
+    """Choose by logits (C,). Returns: the choice, and in training a factor of value 1 that carries the gate's gradient.
 
     Evaluation takes the best choice. Training takes Gumbel's top-1 with a straight-through gradient. The choices'
     outputs differ in length and cannot be summed, so the gradient is that of the chosen output times its relaxed
@@ -93,8 +93,9 @@ class ElasticCompressor(nn.Module):
         depthwise: bool = True,
     ) -> None:
         """sizes: (J, H). variant, choices: see above.
-        ratios: of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
-        resampler: its queries and heads. grid: rows and columns of an image's tokens. pruning: see `Prune`.
+        ratios: the ratios of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
+        resampler: the resampler's number of queries and of heads. grid: rows and columns of an image's tokens. pruning:
+            see `Prune`.
         depthwise: whether the convolution (in the paper "vanilla") runs per channel and before fc. False: H x H x ratio
             weights after fc has read all columns, which costs three quarters of what an image costs EAGLE.
         """
@@ -107,7 +108,7 @@ class ElasticCompressor(nn.Module):
         if variant == "weighted":
             if len(set(ratios)) > 1:
                 raise InputError(f"`ratios` must be equal to be mixed, but are {ratios}. 3 is the paper's.")
-            grid = None  # windows of a grid may differ in number from the other two's outputs
+            grid = None  # with a grid, pooling may give another number of outputs than the other two compressors
         makers: dict[str, Callable[[], nn.Module]] = {
             "prune": lambda: Prune(prune, pruning),
             "pool": lambda: Pool(pool, grid),

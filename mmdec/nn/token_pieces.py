@@ -1,8 +1,8 @@
-"""A small vocabulary for a head that drafts: some of a model's own tokens, in which all others can be spelt.
+"""A small vocabulary for a CTC head that drafts: the frequent tokens of the model, from which all others can be built.
 
-A byte-level BPE makes each token of two others. A token that is too rare to be learnt is taken apart again, until all
-of its parts are frequent; single bytes are always among them. What a head hears is text, whatever its pieces were: it
-is cut into words and merged again, which gives the tokens that the model itself would write.
+A byte-level BPE builds each token from two others. A token that is too rare to be learnt is split into these again,
+until all parts are frequent; single bytes always stay. The head's transcript is turned into text, split into words and
+merged again by the BPE. This gives the tokens that the model itself would write.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, final
 
-BLANK, MARK = 0, 1  # pieces that no token is: nothing, and the end of a segment (in a text, its timestamps)
-FIRST = 2  # of the pieces that are tokens
+BLANK, MARK = 0, 1  # the pieces that are no tokens: CTC's blank, and the end of a segment (where a text has timestamps)
+FIRST = 2  # the id of the first piece that is a token
 # GPT-2's words: contractions, then letters, figures or signs, each with the space before it.
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
-_NEVER = (2**60, -1)  # the rank of a pair that is no merge
+_NEVER = (2**60, -1)  # the rank of a pair that is never merged
 _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that GPT-2 writes as themselves
 
 
 @final
 class Merges:
-    """A byte-level BPE by numbers. rows: (left, right, token), the first merge first; alphabet: the token of each byte,
-    -1 for those that have none."""
+    """A byte-level BPE over token ids. rows: (left, right, token) of each merge, in order of priority. alphabet: the
+    token of each byte, -1 for a byte that has none."""
 
     def __init__(self, rows: Sequence[Sequence[int]], alphabet: Sequence[int]) -> None:
         self.rows, self.alphabet = [(int(a), int(b), int(c)) for a, b, c in rows], list(map(int, alphabet))
@@ -38,7 +38,7 @@ class Merges:
 
     @classmethod
     def of(cls, model: dict[str, Any]) -> Merges:
-        """Of a tokenizer's `model`, as its JSON has it."""
+        """Make it from the entry `model` of a tokenizer's JSON."""
         numbers: dict[str, int] = model["vocab"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         rows = [(numbers[left], numbers[right], numbers[left + right]) for left, right in pairs]
@@ -50,11 +50,11 @@ class Merges:
         return token in self._bytes
 
     def bytes(self, token: int) -> bytes:
-        """What a token says."""
+        """The bytes of a token's text."""
         return self._bytes[token]
 
     def tokens(self, text: bytes) -> list[int]:
-        """The tokens of a text, as the model's tokenizer makes them."""
+        """Tokenise a text as the model's tokenizer does. Returns: token ids."""
         words = _WORD.findall(text.decode("utf-8", "surrogateescape"))
         return [token for word in words for token in self.words(word.encode("utf-8", "surrogateescape"))]
 
@@ -70,8 +70,8 @@ class Merges:
 
 
 def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, least: int = 3) -> list[int]:
-    """At most `count` tokens, by number: those that come at least `least` times, as a token or as a part of rarer ones,
-    and all parts of theirs that cannot be taken apart."""
+    """Choose at most `count` tokens: those that occur at least `least` times in the texts, as a token or as a part of
+    rarer ones, and the tokens of single bytes that they need. Returns: their ids, ascending."""
     seen = Counter(token for text in texts for token in text if token in merges)
     bound = least
     while len(found := _kept(Counter(seen), bound, merges)) > max(count, 256):
@@ -80,7 +80,8 @@ def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, 
 
 
 def _kept(left: Counter[int], bound: int, merges: Merges) -> list[int]:
-    """The last merge first: whatever is taken apart adds to parts that are still to come."""
+    """Choose the tokens that occur at least `bound` times. A rarer one is split, and its count is added to its parts.
+    The latest merges come first, so that the count of a part is complete when its turn comes."""
     for _, _, token in reversed(merges.rows):
         times = left.get(token, 0)
         if 0 < times < bound:
@@ -92,7 +93,8 @@ def _kept(left: Counter[int], bound: int, merges: Merges) -> list[int]:
 
 @final
 class TokenPieces:
-    """Tokens to pieces and back. kept: the tokens that are pieces, in the order of their numbers from `FIRST` on."""
+    """Converts tokens to pieces and back. kept: ids of the tokens that are pieces; the piece ids are `FIRST`, ..., in
+    that order."""
 
     def __init__(self, merges: Merges, kept: Sequence[int]) -> None:
         self.merges, self.kept = merges, list(kept)
@@ -104,16 +106,16 @@ class TokenPieces:
 
     @property
     def names(self) -> list[str]:
-        """The pieces by number, to be read by people."""
+        """The pieces as readable text, in the order of their ids."""
         texts = [self.merges.bytes(token).decode("utf-8", "backslashreplace") for token in self.kept]
         return ["<blank>", "<mark>", *texts]
 
     def bytes(self, piece: int) -> bytes:
-        """What a piece says; nothing for the first two."""
+        """The bytes of a piece's text; empty for the first two."""
         return self.merges.bytes(self.kept[piece - FIRST]) if piece >= FIRST else b""
 
     def _of_token(self, token: int) -> tuple[int, ...]:
-        """The pieces of a token. Those of special tokens, and bytes that no text had, are left out."""
+        """The ids of a token's pieces. Special tokens, and bytes that are no pieces, are left out."""
         number = self._numbers.get(token)
         if number is not None:
             return (number,)

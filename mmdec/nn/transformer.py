@@ -109,7 +109,7 @@ class DecoderLayer(nn.Module):
         self.dropout = PooledDropout(dropout)
 
     def forward(self, x: Tensor, self_mask: Tensor | None, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """x (B, M, d), memory (B, S, d_memory); masks additive, float."""
+        """x (B, M, d), memory (B, S, d_memory) -> (B, M, d). The masks are additive, float."""
         keys, values = self.self_attn.keys_values(x)
         return self.rest(x, keys, values, self_mask, *self.encoder_attn.keys_values(memory), memory_mask)
 
@@ -123,7 +123,7 @@ class DecoderLayer(nn.Module):
         memory_values: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:
-        """The layer after keys and values were computed, as a cached step uses it."""
+        """Run the layer with keys and values that were computed before: a step with a cache needs this."""
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
         y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)
         x = self.encoder_attn_layer_norm(x + self.dropout(y))

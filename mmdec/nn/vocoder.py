@@ -32,7 +32,7 @@ BINS = WINDOW // 2 + 1
 _OVERLAP = WINDOW // HOP
 _NOISE_SEED = 0xD1CE
 _MAX_LOG_GAIN = 6.0  # maximum log gain of a bin: exp(6) times an excitation of unit power is far beyond full scale
-_LEAST = WINDOW // HOP + 1  # minimum frames: fewer do not fill a window
+_LEAST = WINDOW // HOP + 1  # minimum number of frames: fewer do not fill a window
 _ROUNDS = 30
 
 
@@ -68,9 +68,9 @@ class ConvNextBlock(nn.Module):
 class Vocoder(nn.Module):
     """forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) in frames -> samples (B, F * 256).
 
-    16 kHz. Sample 256 f is the centre of frame f. A row's output does not depend on other rows of the batch (up to
-    rounding, which the oscillator accumulates: -60 dB) nor on chance: every call uses the same noise. Samples beyond a
-    row's length are zero.
+    The sample rate is 16 kHz. Sample 256 f is the centre of frame f. A row's output does not depend on other rows of
+    the batch (up to rounding, which the oscillator accumulates: -60 dB), and it is deterministic: every call uses the
+    same noise. Samples beyond a row's length are zero.
     """
 
     mel_mean: Tensor
@@ -110,8 +110,8 @@ class Vocoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Samples (B, F * 256) and the predicted pitch (B, F) in Hz.
 
-        pitch: (B, F) in Hz without gaps, replaces the prediction. noise: (B, F * 256), replaces the usual noise. Both
-            are for training.
+        pitch: (B, F) in Hz, also at unvoiced frames; used instead of the prediction. noise: (B, F * 256), used instead
+            of the standard noise. Both are for training.
         """
         batch, frames, _ = mel.shape
         keep = mel.new_ones(batch, frames, 1)
@@ -129,7 +129,7 @@ class Vocoder(nn.Module):
             noise = standard_noise(frames * HOP).to(mel.device).expand(batch, -1)
         valid = keep.squeeze(-1).repeat_interleave(HOP, dim=1)  # (B, F * 256)
         hertz = predicted.detach() if pitch is None else pitch
-        if lengths is not None:  # the last frame's pitch continues to its end, whatever padding holds
+        if lengths is not None:  # the pitch must not move towards padding's within the last frame
             last = torch.minimum(torch.arange(frames, device=mel.device), (lengths[:, None] - 1).clamp(min=0))
             hertz = hertz.gather(1, last)
         pulses = pulse_train(hertz)
@@ -143,7 +143,7 @@ class Vocoder(nn.Module):
         return torch.fft.rfft(padded.unfold(1, WINDOW, HOP)[:, :-1] * self.window)
 
     def _overlap_add(self, spectrum: Tensor, keep: Tensor) -> Tensor:
-        """Inverse STFT by least squares, over the frames that keep (B, F, 1) marks: (B, F, 513) -> (B, F * 256)."""
+        """Inverse STFT by least squares: (B, F, 513) -> (B, F * 256). keep: (B, F, 1), 1 at the frames to use."""
         batch, frames, _ = spectrum.shape
         pieces = (torch.fft.irfft(spectrum, n=WINDOW) * self.window).view(batch, frames, _OVERLAP, HOP)
         weights = self.window.square().view(_OVERLAP, HOP)
@@ -208,7 +208,7 @@ class GriffinLimVocoder(nn.Module):
 
 @dataclass(frozen=True)
 class MelKind:
-    """A log-mel convention: 80 Slaney filters on magnitudes with a window of 1024 samples."""
+    """A kind of log-mel spectrogram: 80 Slaney filters on magnitudes with a window of 1024 samples."""
 
     sample_rate: int = SAMPLE_RATE
     hop: int = HOP

@@ -1,6 +1,6 @@
-"""The voice for any text: phones to log-mel frames, FastSpeech 2 by itself. The vocoder makes sound of the frames.
+"""The voice for any text: FastSpeech 2 makes log-mel frames from phones. The vocoder makes sound from the frames.
 
-It knows neither spelling (`phonetics/spelling.py`) nor the graph whose states speak in DASpeech.
+It does not depend on spelling (`phonetics/spelling.py`), nor on the graph, whose states DASpeech speaks from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAD, EOS = 1, 2  # ids of the first special phones: <s>, <pad>, </s>, <unk>
 class PhoneVoice(nn.Module):
     """Phones in, log-mel frames for `Vocoder` out. A row does not depend on the other rows of its batch.
 
-    config: sizes. num_phones: names in `phones.json`, the four special ones first.
+    config: sizes. num_phones: number of phones in `phones.json`, which begins with the four special ones.
     """
 
     def __init__(self, config: FastSpeech2Config, num_phones: int) -> None:
@@ -26,11 +26,11 @@ class PhoneVoice(nn.Module):
         self.tts = FastSpeech2(config, num_phones)  # as in the acoustic stage of training: its checkpoints fit
 
     def forward(self, phones: Tensor, lengths: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
-        """Speak phones: without pauses at the ends, without <s> and </s>.
+        """Speak phones.
 
-        phones: (B, N) ids; whatever stands beyond a row's length is not read.
-        lengths: (B,) phones; 0 gives no frames.
-        max_frames: rows are cut there (16 ms a frame).
+        phones: (B, N) ids without <s>, </s> and pauses at the ends; values beyond a row's length are not read.
+        lengths: (B,) number of phones; 0 gives no frames.
+        max_frames: the most frames of a row, 16 ms each; longer rows are cut.
 
         Returns: mel (B, F, 80), natural log, zeros beyond a row's frames; frames (B,).
         """

@@ -1,8 +1,9 @@
-"""Whisper's encoder, read at the length of the sound: no window of 30 s where there are 3 s of speech.
+"""Whisper's encoder without padding to 30 s: 3 s of speech cost 3 s of states.
 
-Names and numbers are those of transformers' `WhisperEncoder` (Radford et al. 2022, section 2.2), so that its weights
-fit; the network here takes any number of frames up to a window, and rows of several lengths in one batch. States of
-silence behind the speech are what a decoder ends by: 1 s of it costs little and keeps most of what 30 s give.
+Names and sizes of the weights are those of transformers' `WhisperEncoder` (Radford et al. 2022, section 2.2), so that
+its weights fit. The network here accepts any number of frames up to a window, and rows of several lengths in one batch.
+A decoder ends its text by the states of silence after the speech; 1 s of silence costs little and has most of the
+effect of silence up to 30 s.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from transformers.audio_utils import mel_filter_bank
 from mmdec.audio import SAMPLE_RATE
 from mmdec.nn.conformer import lengths_to_mask
 
-HOP, WINDOW = 160, 400  # samples between frames of features, and in one
+HOP, WINDOW = 160, 400  # samples between two frames of features, and samples in one frame
 STEP = 2 * HOP  # samples between states
-MARGIN = 1.0  # seconds of silence behind the sound
-TAIL = 0.2  # seconds of it whose states a head reads
+MARGIN = 1.0  # seconds of silence added after the recording
+TAIL = 0.2  # seconds of that silence whose states a CTC head reads
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class WhisperEncoderConfig:
     layers: int = 6
     heads: int = 8
     ffn: int = 2048
-    positions: int = 1500  # states in a window
+    positions: int = 1500  # encoder states in a window of 30 s
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> WhisperEncoderConfig:
-        """The sizes that a Whisper's config.json names."""
+        """Read the sizes from the content of a Whisper's config.json."""
         names = ("num_mel_bins", "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
         return cls(*(settings[name] for name in (*names, "max_source_positions")))
 
@@ -49,8 +50,8 @@ class WhisperEncoderConfig:
 class WhisperEncoder(nn.Module):
     """Features to states. forward: features (B, mels, F), frame lengths (B,) or None -> states (B, S, D), lengths (B,).
 
-    A row's states are the same alone and in a batch with longer ones. F is at most twice the window's positions. top:
-    layers that are left out, the last ones, and the norm with them: `TopLayers` are they.
+    A row's states are the same alone and in a batch with longer rows. F is at most twice the window's positions.
+    top: how many of the last layers to leave out, together with the final norm: `TopLayers` runs these.
     """
 
     def __init__(self, config: WhisperEncoderConfig) -> None:
@@ -68,7 +69,7 @@ class WhisperEncoder(nn.Module):
         frames = features.shape[-1]
         if lengths is None:
             lengths = torch.full((len(features),), frames, device=features.device)
-        if bool((lengths < frames).any()):  # silence of a longer row is no sound of a shorter one
+        if bool((lengths < frames).any()):  # padding of shorter rows must be 0
             real = lengths_to_mask(lengths, frames)[:, None]
             x = F.gelu(self.conv1(features.masked_fill(~real, 0.0))).masked_fill(~real, 0.0)
         else:
@@ -81,7 +82,7 @@ class WhisperEncoder(nn.Module):
 
 
 class TopLayers(nn.Module):
-    """The last layers of an encoder and its norm, to be trained with what reads its states.
+    """The last layers of an encoder and its norm, which can be trained together with a network on its states.
 
     forward: (B, S, D) of `WhisperEncoder.forward` with the same `top`, lengths (B,) -> states (B, S, D).
     """
@@ -95,7 +96,7 @@ class TopLayers(nn.Module):
         return self.layer_norm(run_layers(self.layers, x, lengths))
 
     def take(self, encoder: WhisperEncoder) -> TopLayers:
-        """Begin with an encoder's own weights."""
+        """Copy the weights from an encoder's last layers. Returns: this object."""
         self.layers.load_state_dict(encoder.layers[-len(self.layers) :].state_dict())
         self.layer_norm.load_state_dict(encoder.layer_norm.state_dict())
         return self
@@ -109,7 +110,7 @@ class TopLayers(nn.Module):
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tensor:
-    """(B, S, D) through layers; positions beyond a row's length are not read."""
+    """Run x (B, S, D) through layers; positions beyond a row's length (B,) are masked."""
     mask = None
     if bool((lengths < x.shape[1]).any()):
         mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
@@ -155,10 +156,11 @@ class SelfAttention(nn.Module):
 def sound_features(
     sounds: Sequence[Tensor], config: WhisperEncoderConfig, margin: float = MARGIN, tail: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of sounds, each at its own length, and how many states are wanted of each.
+    """Compute the features of recordings, each at its own length.
 
-    sounds: 16 kHz samples (T,), cut to a window. margin: seconds of silence behind each. tail: seconds of the margin
-    whose states are wanted; None: all. Returns features (B, mels, F), frames (B,), states wanted (B,).
+    sounds: 16 kHz samples (T,) each; longer ones are cut to a window. margin: seconds of silence added after each.
+    tail: how many seconds of that silence count as part of the recording; None: all.
+    Returns: features (B, mels, F); frames (B,); states (B,): how many encoder states belong to each recording.
     """
     most = config.positions * STEP
 
@@ -181,11 +183,10 @@ def read_states(
     tail: float | None = None,
     top: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """What the encoder makes of sounds, each read at its own length; arguments as for `sound_features`.
+    """Encode recordings, each at its own length; arguments as for `sound_features`.
 
-    top: the last layers, which are left out.
-
-    Returns states (B, S, D), 50 a second, and their number in each row (B,).
+    top: how many of the last layers to leave out.
+    Returns: states (B, S, D), 50 a second, and their number in each row (B,).
     """
     features, frames, wanted = sound_features(sounds, encoder.config, margin, tail)
     weight = encoder.conv1.weight
@@ -195,7 +196,7 @@ def read_states(
 
 
 def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
-    """(positions, d): what every Whisper's encoder adds, sines then cosines. They need not be stored."""
+    """(positions, d): the position embeddings of every Whisper's encoder, sines then cosines. They are not stored."""
     half = config.d_model // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1)))
     angles = torch.arange(config.positions)[:, None] * rates
@@ -215,5 +216,5 @@ def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
 @lru_cache(maxsize=8)
 def _filters(mels: int, device: torch.device) -> Tensor:  # (mels, 201)
     bank = mel_filter_bank(1 + WINDOW // 2, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-    with torch.inference_mode(False):  # made while decoding, it must serve training too
+    with torch.inference_mode(False):  # a table made while decoding must also work in training
         return torch.from_numpy(bank).float().T.contiguous().to(device)

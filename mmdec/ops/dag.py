@@ -5,11 +5,11 @@ graph's last vertex, jumps forward only (DASpeech, section 3.1). The inputs are 
 links, on any device:
 
 match          (B, M, L)  log P(y_t | v_j)
-links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are ignored, whatever they hold
+links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are never read
 target_lengths (B,)       1 .. M
 graph_lengths  (B,)       1 .. L
 
-Log-probabilities may be -inf. Padding may hold anything, NaN included: it is never read.
+Log-probabilities may be -inf. Padding may have any value, even NaN: it is never read.
 
 GPUs use `dag_triton.py`, in float32 unless an input is float64; all other devices use a forward-backward scan in
 float64 (`scaled`, on a CPU `dag_scan_cpu.py`, and `exact` where they are inaccurate):
@@ -32,7 +32,7 @@ from mmdec.types import InputError
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
-CONSERVED = 1e-9  # the most that a token's probabilities over the vertices may miss of 1
+CONSERVED = 1e-9  # the maximum difference from 1 of the sum of a token's probabilities over the vertices
 TINY = 2.3e-308
 TRUSTED = 640.0
 
@@ -130,8 +130,8 @@ def expected_states(posterior: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _Marginal(torch.autograd.Function):
-    """log P and its gradient. The gradient of a log-probability is the expected count of its use, which the scan
-    computes."""
+    """log P and its gradient. The gradient of an emission or a link is the expected number of times that a path uses
+    it; the forward-backward scan computes these counts."""
 
     @staticmethod
     def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
 
 
 def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Only log P (B,) float64; inputs as for `forward_backward`. On a CPU it takes half the time."""
+    """Only log P (B,) float64; inputs as for `forward_backward`, of which it takes half the time on a CPU."""
     if match.device.type == "cpu":
         return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
     return forward_backward(match, links, last, ends).log_prob
@@ -273,7 +273,7 @@ def _one_by_one(
 ) -> Posterior:
     """Process each sample alone on a CPU, cropped to its lengths; inaccurate ones are recomputed by `exact`.
 
-    Results that were not asked for are empty tensors.
+    vertices, counted: whether posteriors and link counts are needed; without them these results are empty tensors.
     """
     batch, steps, size = match.shape
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
@@ -358,7 +358,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     arrival_scale = torch.cat([torch.zeros_like(start)[:, None], scale[:, :-1] + link_top.repeat(2)[:, None]], 1)
 
     def tokens(values: Tensor) -> Tensor:
-        """The mirrored half of a (M, 2B, L) buffer, in the order of tokens: (B, M, L)."""
+        """The mirrored half of a buffer (M, 2B, L), put back into the order of tokens: (B, M, L)."""
         half = values[:, batch:].transpose(0, 1)
         return half.gather(1, mirror[:, :, None].expand(batch, steps, half.size(2)))
 
@@ -381,8 +381,8 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
     smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # in both directions
     trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
-    # Each token sits on one vertex. Where states at a vertex and those behind it fell below what float64 holds, in
-    # either direction, the sums are right in log P and not here.
+    # Each token is emitted by one vertex, so its posteriors must sum to 1. If float64 lost states at a vertex in both
+    # directions, log P is still right, but the posteriors are not.
     lost = (vertices.sum(2) - 1).abs().masked_fill(outside, 0.0).amax(1)
     return Posterior(log_prob, vertices, counts), trusted & (lost <= CONSERVED)
 
@@ -426,7 +426,7 @@ def _log_sum(scores: Tensor) -> Tensor:
 
 
 def _finite(values: Tensor) -> Tensor:
-    """-inf replaced by 0, so that it can be subtracted from another -inf."""
+    """Replace -inf by 0, so that the value can be subtracted from another -inf without giving NaN."""
     return values.masked_fill(values == NEG_INF, 0.0)
 
 

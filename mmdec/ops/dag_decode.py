@@ -40,7 +40,7 @@ class LatticePath:
 @final
 @dataclass(frozen=True)
 class PathOptions:
-    """How `decode_lattice`, which says what each option means, chooses a path."""
+    """The options of `decode_lattice`, where each is explained."""
 
     lookahead_weight: float = 1.0
     length_penalty: float = 1.0
@@ -61,13 +61,14 @@ def decode_lattice(
 
     emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,) vertices.
     strategy: "greedy", "lookahead", "viterbi" or "joint-viterbi", see above.
-    lookahead_weight: of the emission score in "lookahead". length_penalty: exponent of t in the Viterbi strategies.
+    lookahead_weight: weight of the emission score in "lookahead". length_penalty: exponent of t in the Viterbi
+        strategies.
     max_length: longest path of the Viterbi strategies, in vertices; time and memory grow with it.
     collapse: keep one vertex of each run of equal tokens: the earliest, or the last one if the run ends the path. The
         first and the last vertex always stay. This is the paper's rule; it also deletes real repetitions.
     bos, eos: the tokens of the first and the last vertex; None: their most probable token. A graph of one vertex emits
         bos.
-    Returns: a `LatticePath`. If no link leads on, the path jumps to the last vertex and its score is -inf.
+    Returns: a `LatticePath`. A path at a vertex without a possible jump goes to the last vertex; its score is -inf.
     """
     how = PathOptions(**options)
     size = _checked(emissions, links, strategy, how)
@@ -124,8 +125,8 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
 def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
     """Find the best path for every length, then the best length. Returns vertices (B, K) and lengths (B,).
 
-    gains: (B, L), added by visiting a vertex. Only scores (longest, B, L) are stored; backtracing recomputes the
-        predecessors of the vertices on the path.
+    gains: (B, L), the score that a path gets for visiting a vertex. Only scores (longest, B, L) are stored; backtracing
+        recomputes the predecessors of the vertices on the path.
     """
     batch, size = gains.shape
     row = torch.arange(batch, device=links.device)

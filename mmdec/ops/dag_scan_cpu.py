@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 EVERY = 4  # steps between two divisions by the maximum
-DRIFT = 60.0  # maximum fall of a state in between, as a logarithm
+DRIFT = 60.0  # maximum fall of a state between two such divisions, as a logarithm
 TRUSTED = 640.0 - DRIFT
-LARGEST = 700.0  # logarithm of a factor at most: exp overflows at 709
+LARGEST = 700.0  # maximum logarithm of a factor: exp overflows at 709
 STRIP = 128  # rows of the links that are processed together, without their columns on the left
 NEG_INF = -math.inf
-# of `scan_vertices`:
-BLOCK = 48  # vertices: larger blocks cost less, but their states must fall less
-AT_ONCE = 8192  # numbers of a block's states: OpenBLAS uses a second thread for a vector product from 9216 on
-HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, its unit changes
+# constants of `scan_vertices`:
+BLOCK = 48  # vertices in a block: larger blocks take less time, but allow their states to fall less
+AT_ONCE = 8192  # maximum numbers in a block's states: from 9216 on, OpenBLAS uses a second thread for a vector product
+HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, the token gets a new unit
 TRUSTED_BY_VERTEX = 580.0
 
 Vector = NDArray[np.float64]
@@ -44,7 +44,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
         counts are needed; requires `vertices`.
     """
     weights, link_top = _exponentiated(links)
-    with np.errstate(all="ignore"):  # values that are lost or overflow are detected afterwards
+    with np.errstate(all="ignore"):  # underflow and overflow are detected afterwards
         sample = None
         if not _few_tokens(*match.shape):
             sample = scan_vertices(match, weights, link_top, vertices=vertices, counted=counted)
@@ -104,7 +104,7 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     back = _run(windows, emission, arrivals)
     if back is None:
         return None
-    into, beta = [0.0] * steps, [0.0] * steps  # logs, as `scale`: of the states and of the arrivals
+    into, beta = [0.0] * steps, [0.0] * steps  # logs of the factors that restore the states and the arrivals
     into[-1] = tops[-1] - link_top
     for t in range(steps - 2, -1, -1):
         beta[t] = into[t + 1] + back.factors[t] + link_top
@@ -214,12 +214,12 @@ class Sample(NamedTuple):
     """The results for one sample. (The scans return None if float64 was too imprecise; then call `dag.exact`.)"""
 
     log_prob: float
-    vertices: Tensor | None  # (M, L) float64, where asked for
-    links: Tensor | None  # (L, L) float64, where asked for
+    vertices: Tensor | None  # (M, L) float64 posteriors; None if not needed
+    links: Tensor | None  # (L, L) float64 expected counts; None if not needed
 
 
 class _Sweep(NamedTuple):
-    """The states of one direction, in a unit of their own for each token."""
+    """The states of one direction; each token's states are divided by a unit of the token's own."""
 
     states: Tensor  # (L, M), after the emission
     arrivals: Vector  # (L, M), before the emission; used backward only
@@ -344,7 +344,7 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
         rows[begin:end] = before[:count]
         if not onward:
             arrivals[begin:end] = own.arrivals[:count]
-        # the last vertex may stand for the whole block
+        # only the last vertex of the block is inspected, for all of its vertices
         np.maximum(peaks, before[count - 1 if onward else 0], out=peaks)
         if peaks.max() > HIGH or ((peaks < LOW) & (peaks > 0.0)).any():
             done = slice(None, end) if onward else slice(begin, None)

@@ -25,7 +25,7 @@ from mmdec.ops.kernels import launch
 
 NEG_INF = float("-inf")
 NARROW, WIDE = 32, 128  # vertices that a program computes, and vertices that it reads at a time
-TOKENS = 64  # target tokens at a time
+TOKENS = 64  # target tokens that a program processes at a time
 VOCABULARY = 2048  # logits read at a time
 
 
@@ -245,7 +245,8 @@ class _Marginal(torch.autograd.Function):
 
 
 def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Log P (B,) float32, differentiable once; last token and last vertex (B,) as indices. See `dag.dag_marginal`."""
+    """Log P (B,) float32, differentiable once, see `dag.dag_marginal`. last, ends: (B,) indices of the last token and
+    the last vertex."""
     return _Marginal.apply(match, links, last, ends)
 
 

@@ -56,7 +56,7 @@ def graphs_why_not(device: torch.device) -> str | None:
 
 @cache
 def why_not(index: int | None = None) -> str | None:
-    """The reason why kernels do not run on this GPU, as text for people; None if they do."""
+    """The reason why kernels do not run on the GPU with this index, as text for people; None if they do."""
     if os.environ.get("MMDEC_KERNELS") == "0":
         return "MMDEC_KERNELS=0 keeps them off"
     installed = triton_version()
@@ -77,9 +77,9 @@ def why_not(index: int | None = None) -> str | None:
 
 
 def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
-    """Call `kernel[grid]` on the GPU of its first tensor; Triton alone would use the current GPU.
+    """Make a function that calls `kernel[grid]` on the GPU of its first tensor; Triton would use the current GPU.
 
-    Also takes num_warps and num_stages, which Triton's type hints lack.
+    The function also takes num_warps and num_stages, which Triton's type hints lack.
     """
     start = kernel[grid]
 

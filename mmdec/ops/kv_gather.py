@@ -16,8 +16,8 @@ PATH = 64  # columns that the kernel reads before it writes
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
     """Move columns of kv (..., B, H, S, D): row r's `columns[r]` go to `begins[r]`, `begins[r] + 1`, ... in that order.
 
-    Source and target may overlap. Columns that are in place already are not touched; if all are, nothing runs. Leading
-    dimensions (layers, keys and values) move together.
+    Source and target may overlap. Columns that are in place already are not moved. All leading dimensions (layers, keys
+    and values) move in the same way.
     """
     if kv.device.type == "cpu":
         copy_rows(kv, columns, begins)

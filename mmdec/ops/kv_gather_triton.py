@@ -1,8 +1,8 @@
 """Moves the accepted path's columns of every layer in one launch, in place.
 
 Each program owns one head of one row of one layer's keys or values, which no other program reads or writes. It reads up
-to `PATH` columns before it writes the first, so source and target may overlap in any order. Longer moves (a prompt
-whose holes are closed) are done `PATH` columns at a time, which is safe if columns ascend and move down.
+to `PATH` columns before it writes the first, so source and target may overlap in any order. Longer moves (they
+remove padding inside a prompt) are done `PATH` columns at a time, which is safe if columns ascend and move down.
 
 The layers are one tensor, or one tensor each (a static cache) with the same shape, strides and dtype: the kernel finds
 a layer by its address relative to the first. It copies bits, whatever the dtype.

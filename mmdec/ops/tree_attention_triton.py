@@ -103,7 +103,7 @@ def _attend(
     if split < splits:
         first = tl.load(starts + row)
         end = tl.load(ends + row)
-        if WINDOWED:  # the root looks back furthest: over `window` positions, its own included
+        if WINDOWED:  # no node sees earlier columns than the root, which sees `window` positions, its own included
             first = tl.maximum(first, end - window + 1)
         share = tl.cdiv(tl.cdiv(tl.maximum(end - first, 0), splits), BLOCK_N) * BLOCK_N
         begin = first + split * share
@@ -202,7 +202,7 @@ def tree_attention_triton(
     tree: its N is at most `NODES`. scaling: factor on scores.
     window: positions that a node sees, its own included; None: all. Targets pass None, because they refuse models with
         sliding windows (whose caches drop columns, so that drafts could not be rolled back).
-    splits: of the prefix; None: enough to fill the GPU.
+    splits: number of splits of the prefix; None: enough to fill the GPU.
     """
     batch, heads, nodes, width = q.shape
     key_heads, columns, v_width = k.shape[1], k.shape[2] - nodes, v.shape[3]

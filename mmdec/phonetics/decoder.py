@@ -1,12 +1,12 @@
 """Decodes phones to readable English: a lexicon, an n-gram model of the training text, and a beam search.
 
-Punctuation marks are tokens without phones (a comma may coincide with a pause). The mark that closes a sentence comes
-*before* it in the model, so that a trigram sees it beside the words that decide it: "Is the ..." is a question. A comma
-repeats it (",?" is the comma of a question), so that "Hello, is the ..." is a question, too. Tokens keep the case of
-the training text, except that the capital at a sentence's start is removed and restored in the output.
-
-An exact segmentation is tried first. Only if there is none, or it is improbable, phones may be replaced, inserted and
-deleted at a cost (`lexicon.py`).
+Punctuation marks are tokens without phones (a comma may coincide with a pause). In the language model, the mark that
+closes a sentence comes *before* the sentence, so that a trigram has it together with the words that decide it: "Is the
+..." is a question. Each comma repeats that mark (",?" is the comma of a question), so that "Hello, is the ..." is a
+question, too. Tokens keep the case of the training text, but the capital at a sentence's start is removed, and restored
+in the output.
+First the phones are split into words exactly as in the lexicon. Only if that is impossible, or the result is
+improbable, phones may be replaced, inserted and deleted at a cost (`lexicon.py`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.types import InputError
 
 TRIGRAMS = 40_000  # maximum trigrams
-BEAM = 16  # states kept per phone position
+BEAM = 16  # maximum states per phone position
 MARGIN = 12.0  # nats: states further below the best one of their position are dropped
 MARK_ELSEWHERE = 4.0  # cost in nats of a mark without a spoken pause
 OTHER_KIND = 5.0  # cost in nats of a comma that turns a statement into a question, or back
 BARE_PAUSE = 6.0  # cost in nats of a pause without a mark
-NEXT_SENTENCE = 3.0  # cost in nats of another sentence: a recording may hold several
+NEXT_SENTENCE = 3.0  # cost in nats of each further sentence in a recording
 TRUST = 8.0  # bonus in nats of an exact segmentation, because wrong phones seldom spell words
-IMPROBABLE = 3.0  # nats per token: a less probable exact segmentation is doubted
+IMPROBABLE = 3.0  # nats per token: if an exact segmentation is less probable, others are tried
 EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # maximum cost of a word's wrong phones: base in nats, plus slope in nats per phone
 FAR_BELOW = -1e9
-UNSEEN = 7.0  # the same in nats for a word that forms no known bigram
+UNSEEN = 7.0  # maximum cost in nats of a word's wrong phones if it forms no known bigram
 CANDIDATES = 80  # maximum approximate words per phone position
 MAX_PHONES = 20_000
 
@@ -124,7 +124,7 @@ class WordDecoder:
         return cls(pronunciations, model)
 
     def decode(self, phones: Sequence[str]) -> str:
-        """The most probable text with case and punctuation; "" without phones."""
+        """Return the most probable text of the phones, with case and punctuation; "" if there are no phones."""
         if isinstance(phones, str) or not all(isinstance(phone, str) and phone for phone in phones):
             raise InputError(f"`phones` must be a sequence of phone names, but is {phones!r:.80}. Split the string.")
         if len(phones) > MAX_PHONES:
@@ -163,8 +163,8 @@ class WordDecoder:
     def _search(
         self, phones: Sequence[str], matches: Callable[[int], Iterable[Match]], unseen: float
     ) -> tuple[float, list[str]]:
-        """(score, tokens) of the best path; (-inf, []) if there is none. A word that costs more than `unseen` must form
-        a known bigram."""
+        """Find the best path. Returns (score, tokens), or (-inf, []) if there is none. A word that costs more than
+        `unseen` must form a known bigram."""
         model, end = self._model, len(phones)
         beams: list[dict[str, tuple[float, Chain]]] = [{} for _ in range(end + 1)]
         opening = model.advance("", START)
@@ -225,8 +225,8 @@ class WordDecoder:
         matches: Iterable[Match],
         unseen: float,
     ) -> None:
-        """Append words to the beams. A word that lost all its phones does not advance; it is tried once per state and
-        position."""
+        """Append words to the beams. A word whose phones were all deleted does not advance the position; it is tried
+        once per state and position."""
         model = self._model
         ordered = sorted(matches, key=lambda match: match[2])
         nearest = [match for match in ordered if match[2] <= unseen][:CANDIDATES]
@@ -336,5 +336,5 @@ def case_of_stem(word: str, used: Collection[str]) -> str:
 
 
 def _shouted(word: str) -> bool:
-    """Whether the word has its capital anywhere in a sentence: I, I'd, TV."""
+    """Whether the word has a capital anywhere in a sentence, such as I, I'd, TV."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())

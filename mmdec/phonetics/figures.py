@@ -25,7 +25,7 @@ _SIGNS |= {"°F": "degrees fahrenheit", "°": "degrees"}
 _OTHERS = (
     "hundred dollars cents pounds pence penny euros yen sen point minus half halves quarter quarters thirds number oh"
 )
-# Words that stand for figures and signs: a lexicon should know them.
+# All words that figures and signs are replaced by: a lexicon should have them.
 WORDS = frozenset(
     " ".join(
         [*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), _OTHERS, _O_CLOCK]
@@ -59,7 +59,7 @@ def cardinal(number: int) -> str:
 
 
 def read_figures(text: str) -> str:
-    """The text with its figures and signs in words: "At 3:30, $5" -> "At three thirty, five dollars"."""
+    """Replace the figures and signs of a text by words: "At 3:30, $5" -> "At three thirty, five dollars"."""
     return _RULES.sub(lambda found: f" {_words(found)} ", text)
 
 
@@ -73,7 +73,7 @@ def _below_thousand(number: int) -> str:
 
 
 def _number(digits: str) -> str:
-    """Digits as they are read: a year of four digits in pairs, a code (0042, or very long) one by one."""
+    """Digits as they are spoken: a year of four digits in pairs, a code (0042, or very long) one by one."""
     plain = digits.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain[0] == "0"):
         return " ".join(_SMALL[int(digit)] for digit in plain)

@@ -1,5 +1,5 @@
 """The pronunciation lexicon (a text file with one pronunciation per line), and its approximate matching against phones:
-which word may stand where, and what the wrong phones cost.
+which words may begin at which position, and the cost of their wrong phones.
 
 Costs are in nats, so that they add to a language model's log probabilities. A substitution is cheaper between phones
 that sound alike.
@@ -21,8 +21,8 @@ MAX_FILE_BYTES = 16 * 2**20
 SUBSTITUTION = 7.0  # cost between unrelated phones
 INSERTION = 6.0  # cost of an extra phone
 DELETION = 6.0  # cost of a missing phone
-FAR = 1e4  # stands for infinity, with finite differences
-STARTS = 64  # start positions matched at once: bounds the memory
+FAR = 1e4  # used as infinity; unlike that, differences of such values are finite
+STARTS = 64  # start positions matched at once, which bounds the memory
 # manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
 CONSONANTS = {
     "p": "stop lip -", "b": "stop lip +", "t": "stop tip -", "d": "stop tip +", "k": "stop back -", "g": "stop back +",
@@ -48,7 +48,8 @@ def spoken(phones: Sequence[str]) -> slice:
 
 
 def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
-    """word -> pronunciations, from lines of word, tab, phones; several lines for several pronunciations."""
+    """Read word -> pronunciations from lines of word, tab, phones. A word with several pronunciations has several
+    lines."""
     if not path.is_file():
         raise InputError(f"`path` must be a lexicon file, but {path} is not a file. Check the directory.")
     if path.stat().st_size > MAX_FILE_BYTES:
@@ -86,7 +87,7 @@ def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> lis
 
 
 def substitution_cost(phone: str, other: str) -> float:
-    """Cost in nats of hearing `other` instead of `phone`."""
+    """Cost in nats if `other` was recognised instead of `phone`."""
     if phone == other:
         return 0.0
     for table in (CONSONANTS, VOWELS):
@@ -135,7 +136,11 @@ class ApproximateLexicon:
     def match(
         self, phones: Sequence[str], base: float, slope: float, extra: int = 2
     ) -> list[list[tuple[int, str, float]]]:
-        """For each start position: (end, word, cost) of words with cost <= base + slope * (phones of the word)."""
+        """Find the words at each start position whose cost is at most base + slope * (number of the word's phones).
+
+        extra: a match may be this many phones longer than the longest pronunciation. Returns: for each start position,
+            (end, word, cost) of each word.
+        """
         count = len(phones)
         width = min(count, self._depth + extra) + 1
         heard = np.array([self._index.get(phone, len(self._phones)) for phone in phones] + [-1] * width)
@@ -152,15 +157,15 @@ class ApproximateLexicon:
         self,
         matches: list[dict[tuple[int, str], float]],
         starts: np.ndarray,  # (S,)
-        heard: np.ndarray,  # (S, W - 1) phone numbers
+        heard: np.ndarray,  # (S, W - 1) numbers of the recognised phones
         insertion: np.ndarray,  # (S, W - 1)
         base: float,
         slope: float,
     ) -> None:
         running = np.concatenate((np.zeros((len(starts), 1), np.float32), np.cumsum(insertion, axis=1)), axis=1)
-        rows = np.arange(len(starts))  # one row per live (start, node)
+        rows = np.arange(len(starts))  # one row for each (start, node) whose branch is not dropped
         nodes = np.zeros(len(starts), dtype=np.int64)
-        costs = running.copy()  # (R, W): the node's phones against the first j phones heard
+        costs = running.copy()  # (R, W): cost of the node's phones against the first j recognised phones
         depth = 0
         while len(rows):
             depth += 1

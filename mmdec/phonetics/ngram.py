@@ -59,8 +59,8 @@ class NGram:
             context = shorter(context)
 
     def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
-        """(followers, ln back-off weight) from the longest context to the unigrams. A word's probability is in the
-        first row that contains it."""
+        """The back-off rows from the longest context to the unigrams, each as (word -> ln P, ln back-off weight). A
+        word's probability is in the first row that contains it."""
         rows, weight = [], 0.0
         while True:
             if context in self.successors:
@@ -71,8 +71,8 @@ class NGram:
             context = shorter(context)
 
     def advance(self, context: str, word: str) -> str:
-        """The longest known context after `word` followed `context`. Contexts with equal continuations are equal
-        strings."""
+        """Return the next context: the longest suffix of `context` followed by `word` that the model knows. Texts with
+        the same continuations give the same string."""
         if self.order == 1:
             return ""
         context = f"{context} {word}".lstrip()
@@ -81,7 +81,7 @@ class NGram:
         return context
 
     def sentence(self, tokens: Sequence[str]) -> float:
-        """ln of the probability of a sentence with these tokens, its end included."""
+        """ln P of a sentence with these tokens, the sentence end included."""
         context, total = self.advance("", START), 0.0
         for token in (*tokens, END):
             total += self.score(context, token)
@@ -97,8 +97,8 @@ class NGram:
         vocabulary: Iterable[str] = (),
         max_entries: int | None = None,
     ) -> NGram:
-        """Estimate the model. vocabulary: tokens that no sentence contains. max_entries: maximum entries of the top
-        order."""
+        """Estimate the model. vocabulary: further tokens, which need not occur in the sentences. max_entries: maximum
+        entries of the top order."""
         counts = _continuation_counts(sentences, order)
         if not counts[0]:
             raise InputError("`sentences` must hold at least one token, but is empty. Give the training text.")
@@ -130,7 +130,7 @@ class NGram:
         return model
 
     def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
-        """Drop top-order entries until at most `max_entries` remain, those first that back-off predicts best.
+        """Drop top-order entries until at most `max_entries` remain; first those that back-off predicts best.
 
         Uses Seymore and Rosenfeld's weighted difference, with the back-off weight as it would be without the entry.
         """

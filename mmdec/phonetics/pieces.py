@@ -1,4 +1,4 @@
-"""Pieces of words: a small BPE for what a head hears of French, or for the English that is written."""
+"""Pieces of words: a small BPE for the French transcript of a CTC head, or for a decoder's English text."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tokenizers.trainers import BpeTrainer
 
 from mmdec.types import InputError
 
-HEARD = ("<blank>",)  # what comes before the pieces that CTC writes
-WRITTEN = ("<s>", "<pad>", "</s>", "<unk>")  # and before those that a decoder writes
+HEARD = ("<blank>",)  # special pieces of a CTC head's vocabulary
+WRITTEN = ("<s>", "<pad>", "</s>", "<unk>")  # special pieces of a decoder's vocabulary
 _SILENT = re.compile(r"[^\w' ?]")
 
 
 def heard(text: str) -> str:
-    """What of a sentence can be heard: lower case, no marks but the question's, hyphens as spaces."""
+    """Reduce a sentence to what speech tells: lower case, no marks except the question mark, hyphens as spaces."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     text = re.sub(r"\s*\?[\s?!.]*", " ? ", _SILENT.sub(" ", text))
     return " ".join(text.split())
 
 
 class Pieces:
-    """Text to numbers and back. The first numbers are those of special pieces, which no text has."""
+    """Encodes text as piece ids, and decodes it. The first ids are those of special pieces, which no text contains."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -38,21 +38,21 @@ class Pieces:
 
     @property
     def names(self) -> list[str]:
-        """The pieces by number."""
+        """The pieces, in the order of their ids."""
         vocabulary = self.tokenizer.get_vocab()
         return sorted(vocabulary, key=vocabulary.__getitem__)
 
     def encode(self, text: str) -> list[int]:
-        """The pieces of a text. Letters that no training text had are left out."""
+        """Return the ids of a text's pieces. Letters that were not in the training texts are left out."""
         return self.tokenizer.encode(text).ids
 
     def decode(self, numbers: Sequence[int]) -> str:
-        """The text of some pieces, special ones left out."""
+        """Return the text of the pieces with these ids. Special ones are left out."""
         return self.tokenizer.decode(list(numbers)).strip()
 
     @classmethod
     def learn(cls, texts: Iterable[str], count: int, special: Sequence[str]) -> Pieces:
-        """`count` pieces from texts, the special ones included, which come first."""
+        """Learn `count` pieces from texts. The count includes the special ones, which come first."""
         tokenizer = Tokenizer(BPE())
         tokenizer.pre_tokenizer = Metaspace()  # type: ignore[assignment] # typed by the getter
         tokenizer.decoder = MetaspaceDecoder()  # type: ignore[assignment] # the same

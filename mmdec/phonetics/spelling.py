@@ -1,6 +1,6 @@
-"""English text to the phones of a voice: figures as words, words by a lexicon, other words by its letter rules.
+"""Converts English text to the phones of a voice: figures to words, words by a lexicon, other words by letter rules.
 
-Nothing is refused: what has no English sound (emoji, other scripts) is left out.
+No text raises an error: characters without an English sound (emoji, other scripts) are left out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from mmdec.phonetics.figures import read_figures
 from mmdec.phonetics.lexicon import PAUSE, read_lexicon, spoken
 
 Phones = tuple[str, ...]
-MAX_CHARACTERS = 2000  # of a text; what follows is not read
-CLAUSE = ","  # a token: the end of a clause
-SILENT = "-"  # the phones of a letter without a sound
-EDGE = "#"  # of a word, in a rule's context
-REACH = 4  # letters that a rule sees to each side, at most
+MAX_CHARACTERS = 2000  # maximum characters of a text; the rest is ignored
+CLAUSE = ","  # the token at the end of a clause
+SILENT = "-"  # in a rule: the letter has no sound
+EDGE = "#"  # in a rule's context: the beginning or end of the word
+REACH = 4  # maximum letters of a rule's context on each side
 CONTEXTS = ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))  # letters left and right, growing
 
 _VOWELS = frozenset(["aa", "ae", "ah", "ao", "aw", "ax", "ay", "eh", "er", "ey", "ih", "iy", "ow", "oy", "uh", "uw"])
@@ -31,20 +31,21 @@ _CLITICS = {"ll": ("ax", "l"), "ve": ("ax", "v"), "d": ("ax", "d"), "re": ("ax",
 ABBREVIATIONS = {"mr": "mister", "mrs": "missus", "ms": "miz", "dr": "doctor", "prof": "professor", "st": "saint"}
 ABBREVIATIONS |= {"jr": "junior", "sr": "senior", "vs": "versus", "mt": "mount"}
 _SAME = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l"})
-_NAME = "\x01"  # after a letter: read its name
+_NAME = "\x01"  # this sign after a letter means: read the letter's name
 _SHORT = re.compile(rf"\b({'|'.join(ABBREVIATIONS)})\.(?=\s)|\b(?-i:No)\.(?=\s?[0-9])", re.IGNORECASE)
 _INITIALS = re.compile(r"\b(?:[a-zA-Z]\.){2,}|\b[A-Z]\.(?=\s[A-Z])")
 _TOKEN = re.compile(rf"[a-zA-Z]{_NAME}|[a-zA-Z]+(?:'[a-zA-Z]+){{0,2}}'?|[,;:.?!()\u2013\u2014\u2026\n]|\s-+\s|--+")
-_ENDINGS = ("able", "less", "ward")  # said otherwise than the words
+_ENDINGS = ("able", "less", "ward")  # endings that are pronounced differently from the words of the same spelling
 _VOWEL_LETTERS = frozenset("aeiouy")
 _LETTERS = re.compile(r"[a-z]+")
 
 
 class Speller:
-    """Reads English text aloud, as phones. `read` makes one of a file."""
+    """Converts English text to phones. `read` loads one from a file."""
 
     def __init__(self, lexicon: Mapping[str, Phones], rules: Mapping[str, Phones]) -> None:
-        """lexicon: phones of words in lower case, of letters' names ("b.") too. rules: of "left(letter)right"."""
+        """lexicon: word in lower case, or letter's name ("b.") -> phones. rules: "left(letter)right" -> the phones of
+        the letter between these neighbours."""
         self.lexicon, self.rules = lexicon, rules
 
     @classmethod
@@ -57,7 +58,8 @@ class Speller:
         return cls(lexicon, {word: tuple(p for p in entries[word] if p != SILENT) for word in rules})
 
     def phones(self, text: str) -> list[str]:
-        """flite's names of the phones of `text`; "pau" between clauses and sentences, none at the ends."""
+        """Return the phones of `text` by flite's names, with "pau" between clauses and sentences, but not at the
+        ends."""
         said = [(PAUSE,) if token == CLAUSE else self.word(token) for token in self._tokens(text[:MAX_CHARACTERS])]
         phones: list[str] = []
         for word, following in pairwise([*said, (PAUSE,)]):
@@ -86,14 +88,15 @@ class Speller:
                 yield word
 
     def word(self, word: str) -> Phones:
-        """The phones of one word in lower case (a letter's name: "b."): as listed, else by its parts, else by rules."""
+        """The phones of one word in lower case, or of a letter's name ("b."): from the lexicon, else from its parts,
+        else by rules."""
         listed = self.lexicon.get(word)
         if listed is None:
             listed = self._inflected(word) or self._compound(word) or self.by_rules(word)
         return listed
 
     def by_rules(self, word: str) -> Phones:
-        """The phones of a word by its letters alone, each by the rule that sees most."""
+        """The phones of a word from its letters alone. For each letter, the rule with the largest context is used."""
         letters = "".join(_LETTERS.findall(word))
         if not _VOWEL_LETTERS & set(letters):  # TV, FBI
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
@@ -105,7 +108,8 @@ class Speller:
         return tuple(phones)
 
     def _inflected(self, word: str) -> Phones | None:
-        """Possessive, contraction, plural, past or -ing of a listed word."""
+        """The phones of a possessive, contraction, plural, past or -ing form of a word in the lexicon; None for other
+        words."""
         stem, apostrophe, ending = word.rpartition("'")
         if apostrophe:
             said = self.word(stem) if stem else ()
@@ -120,7 +124,7 @@ class Speller:
         return None
 
     def _compound(self, word: str) -> Phones | None:
-        """Two listed words in one: doghouse."""
+        """The phones of two words in the lexicon written as one (doghouse); None for other words."""
         for place in range(len(word) - 4, 3, -1):
             first, second = self.lexicon.get(word[:place]), self.lexicon.get(word[place:])
             if first and second and word[place:] not in _ENDINGS:
@@ -129,7 +133,8 @@ class Speller:
 
 
 def contexts(padded: str, place: int) -> list[str]:
-    """The names of the rules for a letter of a word with `EDGE` signs at both ends, the one that sees least first."""
+    """The rules "left(letter)right" for the letter at `place` of a word with `EDGE` signs at both ends; the smallest
+    context comes first."""
     letter, after = padded[place], place + 1
     return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXTS]
 
@@ -147,7 +152,7 @@ def _going(said: Phones) -> Phones:
 
 
 def _stems(word: str, ending: str) -> list[str]:
-    """What a word may be the plural, past or -ing of: "tries": try; "stopped": stop; "making": make."""
+    """The words whose plural, past or -ing form a word may be: "tries" -> try; "stopped" -> stop; "making" -> make."""
     if not word.endswith(ending) or len(word) < len(ending) + 2:
         return []
     rest = word[: -len(ending)]

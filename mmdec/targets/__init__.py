@@ -1,1 +1,1 @@
-"""Targets: adapters that score drafts with one kind of model. They do not depend on how drafts are made."""
+"""Targets: adapters that score drafts, one for each kind of model. They do not depend on how drafts are made."""

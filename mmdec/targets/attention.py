@@ -2,7 +2,7 @@
 
     model.set_attn_implementation(TREE_ATTENTION)
 
-No other module changes transformers' registries. Passes without a draft attend as under "sdpa". transformers has a
+No other module changes transformers' registries. Passes without a draft attend as with "sdpa". transformers has a
 second registry for masks: an implementation without an entry there gets no mask at all, not even a causal one.
 """
 
@@ -39,9 +39,10 @@ def attend(
     tree: TreeMask | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention: query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D). tree: given in a draft's pass.
+    """Attention: query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D).
 
-    options: as transformers calls its attention; of these, dropout and is_causal are followed.
+    tree: the draft's mask, in a pass over a draft. options: the other arguments that transformers passes to attention;
+        only dropout and is_causal have an effect.
     """
     dropout, is_causal = options.get("dropout", 0.0), options.get("is_causal")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

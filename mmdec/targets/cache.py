@@ -1,8 +1,8 @@
 """A key-value cache that can roll back drafts: transformers' DynamicCache with its tensors in larger pools.
 
-Stock layers copy all their columns at every step. Here a step writes its own columns and exposes a view; keeping a path
-or dropping columns moves a few columns of all layers at once. The layers remain compatible with transformers, so a
-cache given by a caller works after the run.
+Stock layers copy all their columns at every step. Here a step writes its own columns and exposes a view; accepting a
+path moves a few columns of all layers at once. The layers remain compatible with transformers, so a cache given by a
+caller works after the run.
 
 `RowLayout` says where the rows of a batch lie in a cache. A row's own columns are contiguous, from its start (after
 left padding) to its end. A pass appends the tree's N columns at the shared end S, that of the longest row. Accepted
@@ -28,7 +28,7 @@ from mmdec.ops.tree_attention import TreeMask, tree_mask
 from mmdec.types import InputError
 
 ROOM = 64  # free columns of a new pool, and the granularity of its width
-STEP = 4096  # a full pool doubles, but grows by at most so many columns
+STEP = 4096  # a full pool doubles its width, but grows by at most so many columns at once
 
 
 @final
@@ -46,7 +46,7 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def hold(self, states: Tensor, is_keys: bool) -> None:
-        """Expose these keys (or values): the first columns of the pool."""
+        """Expose the pool's first columns, states (B, H, S, D), as this layer's keys (or values)."""
         if is_keys:
             self.keys = self.shown = states
         else:
@@ -75,7 +75,7 @@ class GrowingLayer(DynamicLayer):
 class Kind:
     """Keys or values of several layers with the same shape and dtype, which share one pool."""
 
-    members: tuple[tuple[int, bool], ...]  # (layer index, whether keys) of each
+    members: tuple[tuple[int, bool], ...]  # for each: (layer index, whether it is the layer's keys or its values)
     heads: int
     size: int
     dtype: torch.dtype
@@ -92,8 +92,8 @@ class Memory(Protocol):
     """Provides the memory of a run's pools, for example a slot of the fast pass."""
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """One pool of each kind, shaped as `Kind.pool`, for at least `length` columns; the previous ones if large
-        enough.
+        """One pool of each kind, shaped as `Kind.pool`, for at least `length` columns. If the previous pools are large
+        enough, they are returned again.
 
         Unwritten columns are finite. Previous pools stay valid until the next draft is scored.
         """
@@ -144,7 +144,7 @@ class KVPool:
             old = self._pools
             self._pools = self._allocate(old[0].shape[1], length)
             for before, pool in zip(old, self._pools, strict=True):
-                # all columns: within a pass some layers hold more than others
+                # copy all columns: during a pass, some layers have written the new columns and others have not
                 pool[:, :, :, : before.shape[3]] = before
             self._hand_out()
 
@@ -158,13 +158,13 @@ class KVPool:
                     layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move row r's `columns[r]` to `begins[r]`, ..., and drop columns from `length` on."""
+        """Move row r's columns `columns[r]` to the columns from `begins[r]` on; drop all columns from `length` on."""
         for pool in self._pools:
             kv_gather(pool, columns, begins)
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only rows (K,) int64, in that order, and the first `length` columns."""
+        """Keep only the rows whose indices are in `rows` (K,) int64, in that order, and the first `length` columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
         old = self._pools
@@ -240,7 +240,7 @@ def check_cache(cache: Cache) -> None:
 
 @dataclass
 class RowLayout:
-    """The layout of a run, in plain integers: the batch is small, and reading them needs no device."""
+    """Where the rows of a run lie in its cache, in plain integers: the batch is small, and no device must be read."""
 
     starts: list[int]  # a row's first column
     ends: list[int]  # the column after its last
@@ -250,7 +250,10 @@ class RowLayout:
 
     @classmethod
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
-        """The layout after a prompt's pass, once holes are closed. mask: (B, C) bool. positions: (B, C)."""
+        """The layout after a prompt's pass, once padding inside a row is removed. mask: (B, C) bool, False at padding.
+
+        positions: (B, C).
+        """
         starts = mask.long().argmax(1).tolist()
         ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
         last = positions[:, -1].tolist()
@@ -281,12 +284,14 @@ class RowLayout:
         ]
 
     def wait(self, nodes: int, first: int | None = None) -> None:
-        """Record that a tree was scored. first: column of its root; None: the first column behind all rows."""
+        """Record that a tree of `nodes` nodes was scored. first: its root's column; None: the first behind all rows."""
         self.tree, self.first = nodes, self.width if first is None else first
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-        """Accept paths (B, A), -1 padded. Returns the columns to keep and where they go; the rows now end after
-        them."""
+        """Accept each row's path: its node indices, padded with -1. Extends the rows by it.
+
+        Returns: for each row, the columns to keep, and the column to which the first of them moves.
+        """
         begins = self.ends
         columns = [[self.first + node for node in path if node >= 0] for path in paths]
         self.ends = [end + len(kept) for end, kept in zip(begins, columns, strict=True)]
@@ -294,14 +299,15 @@ class RowLayout:
         return columns, begins
 
     def select(self, live: Sequence[int]) -> None:
-        """Keep only the rows `live`, in that order."""
+        """Keep only the rows whose indices are in `live`, in that order."""
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]
 
 
 def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
-    """Keep the columns of an accepted path (B, A) in the cache. After the prompt's pass nothing changes."""
+    """Keep the columns of the accepted paths (B, A) in the cache and drop the draft's others. Changes nothing after the
+    prompt's pass."""
     if rows.tree:
         columns, begins = rows.commit(path.tolist())
         store.commit(columns, begins, rows.width)

@@ -2,8 +2,8 @@
 
 A subclass defines how its prompt is read and how its model is called. With rotary positions of several axes (M-RoPE), a
 node's position on each axis is its place in the text plus an offset that depends on the prompt's images and is the same
-for every node of a row. The offsets are kept in the session, never on the model object; and on the cache that a chat
-continues, because the next turn brings only new text and cannot recompute them from earlier images.
+for every node of a row. The offsets are stored in the session, never on the model object. They are also stored on the
+cache of a chat, because its next turn has only new text and cannot recompute them from earlier images.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget, check_layers, model_name
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
-READ = {*ARGUMENTS, "use_cache"}  # the inputs that are read
-ATTRIBUTE = "mmdec_rope"  # attribute of a cache, which copies of the cache keep
+READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that are used
+ATTRIBUTE = "mmdec_rope"  # the attribute of a cache that stores the offsets; copies of the cache have it, too
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TextPrompt:
         return shallow_copy(self.cache) if shared else self.cache
 
     def rows(self) -> RowLayout:
-        """The layout of the rows once their holes are closed."""
+        """The layout of the rows once padding inside them is removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
 
 
@@ -132,7 +132,7 @@ class RopeOffsets:
 
 
 def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
-    """Store the offsets (3, B) on a cache for the next turn. columns: of the cache at the end of this prompt."""
+    """Store the offsets (3, B) on a cache for the chat's next turn. columns: the cache's width after this prompt."""
     setattr(cache, ATTRIBUTE, RopeOffsets(offsets, columns))
 
 
@@ -160,7 +160,7 @@ class Prompt:
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     vision_seconds: float = 0.0
     summaries: Tensor | None = None  # (images, 2V), see `Encoded`
-    images: Mapping[str, Any] | None = None  # as they were given, for a smaller model
+    images: Mapping[str, Any] | None = None  # the caller's inputs with pixels, for a small model that drafts
 
 
 class DecoderTarget(HfTarget, ABC):
@@ -184,7 +184,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        """Check the inputs and make a `Prompt` of them."""
+        """Check the inputs and prepare them. Raises InputError if one is malformed."""
 
     @abstractmethod
     def _embeds(self, prompt: Prompt) -> Tensor:
@@ -201,7 +201,8 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model over ids (B, N) at positions (1 or 3, B, N). last: compute logits of the last column only."""
+        """Run the model over ids (B, N) at positions (1 or 3, B, N). layers: whose features are returned. last: whether
+        to compute the logits of the last column only."""
 
     @property
     def name(self) -> str:
@@ -222,9 +223,8 @@ class DecoderTarget(HfTarget, ABC):
         """Run the prompt, exactly as `generate` begins.
 
         inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
-            past_key_values, a DynamicCache, empty or with the first columns (then a mask must show whether the ids are
-            the whole text or only its
-            new part).
+            past_key_values, a DynamicCache, empty or with the first columns (then the mask's length must show whether
+            the ids are the whole text or only its new part).
         needs: what the drafter reads.
         Returns: session, context, draft and scores, as for `mmdec.types.Target`.
         A given cache is filled during the run if the batch has one row without holes; otherwise it is only read: see
@@ -292,7 +292,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         if session.offsets is not None:
@@ -300,8 +300,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
-        """Fill the caller's cache as `generate` does: all columns of a finished text (B, L) except the last, padding
-        included.
+        """Fill the caller's cache as `generate` does, with all columns of the finished sequences (B, L) but the last.
 
         Needs one pass over the missing columns, or none if the run itself filled the cache.
         """
@@ -337,7 +336,7 @@ class DecoderTarget(HfTarget, ABC):
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Whether the caller reads the cache after the run: it gave one, or asks for one in the output."""
+        """Whether the caller reads the cache after the run: it passed one, or the output must contain one."""
         cache = inputs.get("past_key_values")
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 

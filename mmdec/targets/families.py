@@ -6,8 +6,8 @@ family whose configuration has a window or is not a decoder's.
 
 The probe scores trees with two small random layers, in float64 (or float32): trees of several shapes below ragged,
 padded prompts that are longer than any window are scored, committed and followed by others. Each node's logits are
-compared with those of a plain loop over its path. A model that counts columns instead of positions, looks back less far
-than its cache keeps, or mixes rows, gives a large difference.
+compared with those of a plain loop over its path. The difference is large for a model that counts columns instead of
+positions, attends to fewer columns than its cache holds, or mixes rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ VOCABULARY = 48
 WINDOWS = re.compile(r"window|sliding|chunk|local|block_size|blocks$|index_topk")
 NO_WINDOWS = re.compile(r"chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta")
 HEADS = 4
-SIZES: dict[str, int] = {  # maximum of each size; 0 and None stay
+SIZES: dict[str, int] = {  # maximum of each size in a probe's configuration; 0 and None are not changed
     "hidden_size": 32,
     "intermediate_size": 48,
     "vocab_size": VOCABULARY,
@@ -121,16 +121,16 @@ OWN = {"model_type", "transformers_version", "architectures", "dtype", "torch_dt
 BOUND = 1e-3
 MOST = 3_000_000  # maximum parameters of two small layers
 SPREAD = 0.3  # standard deviation of random weights, large enough for non-uniform attention
-PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree; rows differ in their tokens
+PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree, the same in all rows
 LEAVES = ((3, 4, 5), (2, 4))  # leaves of each tree; the path to the last one is accepted
 Scorer = Callable[[Any], Target]
-LENGTHS = ((13,), (12, 5, 9))  # prompts of each batch
+LENGTHS = ((13,), (12, 5, 9))  # lengths of the prompts in each batch, in tokens
 
 
 def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Raise InputError unless the model is a causal language model that can score and roll back trees.
 
-    scorer: makes the target for a probe.
+    scorer: makes the target of a probe's small model.
     """
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):  # for callers without a type checker
@@ -199,7 +199,7 @@ def lacking_arguments(forward: Callable[..., Any]) -> list[str]:
 
 
 def check_forward(model: PreTrainedModel) -> None:
-    """Raise InputError if a tested family's `forward` was replaced by one without named arguments."""
+    """Raise InputError if a model of a tested family has another `forward`, which does not name a draft's arguments."""
     lacking = lacking_arguments(model.forward)
     if lacking and any(_is_family(kind) for kind in type(model).__mro__):
         raise InputError(
@@ -209,7 +209,7 @@ def check_forward(model: PreTrainedModel) -> None:
 
 
 def reads_pictures(kind: type[PreTrainedModel]) -> bool:
-    """Whether `forward` takes pixels."""
+    """Whether the model's `forward` has an argument for pixels."""
     return "pixel_values" in inspect.signature(kind.forward).parameters
 
 
@@ -252,9 +252,9 @@ def _probe(
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
             for name in _numbers(kind, config, given):
-                with suppress(Exception):  # a number that is no window may not be shrinkable
+                with suppress(Exception):  # the number may not be a window, and the class may reject a smaller one
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
-    except Exception as error:  # a foreign class may raise anything
+    except Exception as error:  # a class from outside transformers may raise anything
         message = " ".join(str(error).split())[:200]
         return (
             f"is not known, and could not be tried: two layers of it with {VOCABULARY} tokens fail "
@@ -266,7 +266,8 @@ def _probe(
 
 
 def _numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
-    """Numbers in a foreign configuration that may bound how far tokens look back, whatever their names."""
+    """Names of the numbers in a configuration that may limit how far tokens attend. In a class from outside
+    transformers, such a number may have any name."""
     if kind.__module__.startswith("transformers.models."):
         return []
     sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
@@ -283,8 +284,8 @@ def known_families() -> str:
 def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     """A configuration of the same class with two small layers. changes: fields to override.
 
-    Every size that transformers' configurations name shrinks, each kind of layer is kept, and every window becomes
-    `WINDOW` columns, so that a short text exceeds it. Switches keep their values.
+    Every known size becomes small, up to two kinds of layers remain, and every window becomes `WINDOW` columns, so that
+    a short text exceeds it. Switches do not change.
     """
     given = {name: value for name, value in config.to_dict().items() if name not in OWN}
     names = dict(config.attribute_map)
@@ -321,19 +322,19 @@ def is_window(name: str, value: Any) -> bool:
 
 
 def _both(kinds: list[Any]) -> list[Any]:
-    """Entries for two layers, of different kinds if there are several."""
+    """The kinds of two layers, chosen from all layers' kinds: two different ones if there are several."""
     other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
     return [kinds[0], other]
 
 
 class TooLarge(Exception):
-    """The class cannot be made small."""
+    """Raised if a small model of the class cannot be made."""
 
 
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
     """The largest difference between a node's logits and those of its path alone, over the largest logit.
 
-    Raises whatever the class raises. torch's random state is restored.
+    An error that the class raises is passed on. torch's random state is restored.
     """
     model = small_model(kind, config, attention)
     with torch.no_grad():

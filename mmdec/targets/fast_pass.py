@@ -10,8 +10,8 @@ a slot of fixed width. The last columns of the slot are the draft's:
 Padding and unused columns are masked. Accepted nodes then move to the end of the row's text; a rejected draft is rolled
 back by overwriting it. The mask is computed within the pass, from a few integers.
 
-Slots and their graphs belong to a model and outlive its runs: `fast_pass(model)` says whether they are used, why not,
-and how many bytes they hold. Two runs never share a slot at the same time.
+Slots and their graphs belong to a model and remain after a run: `fast_pass(model)` says whether they are used, why not,
+and how many bytes they hold. Two runs never use a slot at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mmdec.targets.hf_target import hooked
 from mmdec.types import Draft, Scores
 
 STEP = 256  # columns of the smallest slot
-KEPT = 4  # idle slots kept per model
+KEPT = 4  # maximum idle slots per model
 ROOM = 64  # free columns of a new slot
 
 Pass = Callable[[Tensor, TreeMask, Tensor, Cache], Scores]  # tokens (B, N), tree, positions (axes, B, N), cache
@@ -50,8 +50,8 @@ def bucket(count: int) -> int:
 
 
 def columns_for(count: int) -> int:
-    """Width of a slot for `count` columns: a multiple of 256 or more, at most a quarter too wide except for small
-    slots."""
+    """Width of a slot for `count` columns. Few different widths occur, and a large slot is at most a quarter too
+    wide."""
     step = max(STEP, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step
 
@@ -104,7 +104,7 @@ class Slot:
             pool.zero_()
 
     def load(self, encoder: Cache | None) -> None:
-        """Copy in the cross-attention keys and values of the run's rows."""
+        """Copy the cross-attention keys and values of the run's rows into the slot."""
         for held, given in zip(self.memories, _memories(encoder), strict=True):
             held[: len(given)] = given
 
@@ -127,7 +127,7 @@ class Slot:
 
 @final
 class FastPass:
-    """The slots of one model, and the switch that says whether they are used.
+    """The slots of one model, and the switch that turns them on or off.
 
     `enabled`: None (default) uses them on a GPU only, False never, True also on a CPU. A CPU captures no graphs: True
         is for tests, which compare the tokens.
@@ -187,7 +187,7 @@ class FastPass:
         return FastRun(self, cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None)
 
     def take(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> Slot:
-        """An idle slot of this size, or a new one; arguments as for `Slot`."""
+        """Reserve an idle slot of this size, or make a new one; arguments as for `Slot`."""
         with self._lock:
             for index, slot in enumerate(self._idle):
                 if slot.holds(kinds, rows, columns, encoder):
@@ -216,7 +216,7 @@ class FastRun:
         """passes: the model's slots. encoder: cross-attention keys and values of the run's rows; None if
         decoder-only."""
         self._passes, self._encoder = passes, encoder
-        self._slots: list[Slot] = []  # the last is in use; earlier ones still hold columns that must be copied from
+        self._slots: list[Slot] = []  # the last one is in use; columns are copied from the earlier, smaller ones
         weakref.finalize(self, passes.give_back, self._slots)
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
@@ -234,10 +234,11 @@ class FastRun:
     ) -> Scores:
         """Run the model over a draft, padded to a fixed shape.
 
-        draft: tokens (B, N). store: the run's pool, whose memory is this slot. rows: the columns of each row; records
-            where the draft's columns lie.
+        draft: tokens (B, N). store: the run's pool, whose memory is this slot. rows: the layout of the rows; the
+            draft's first column is recorded in it.
         layers: indices of the layers whose features are returned. offsets: (axes, B) int64 added to positions, or None.
-        run: the model's own pass; between calls, only its arguments may change their memory addresses.
+        run: the model's own pass. A graph replays it, so all tensors that it reads besides its arguments must keep
+            their memory addresses.
         Returns: logits (B, N, V), and features (B, N, H) by layer.
         """
         (batch, size), device = draft.tokens.shape, draft.tokens.device
@@ -296,7 +297,7 @@ _passes: weakref.WeakKeyDictionary[PreTrainedModel, FastPass] = weakref.WeakKeyD
 
 
 def _state(model: PreTrainedModel) -> tuple[object, ...]:
-    """A key of everything that a captured graph depends on: addresses of the weights, attention implementation."""
+    """A key that changes with everything a captured graph depends on: weight addresses, attention implementation."""
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     tensors = (*model.parameters(), *model.buffers())
     return attention, *((tensor.data_ptr(), tensor.dtype) for tensor in tensors)
@@ -310,7 +311,7 @@ def _memories(encoder: Cache | None) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured call: `replay` runs it on inputs that were written into its buffers, and overwrites its outputs."""
+    """A captured call. Write new values into `inputs`, call `replay`, then read `outputs`, which it overwrites."""
 
     replay: Callable[[], None]
     inputs: tuple[Tensor, ...]
@@ -336,7 +337,7 @@ class Replay:
         if self.graph is None and self.why_not is None and self._calls > WARM_UPS and captures(inputs[0].device):
             try:
                 self.graph = capture(run, inputs)
-            except RuntimeError as error:  # `run` does what a graph cannot record, such as synchronising
+            except RuntimeError as error:  # `run` does something that a graph cannot record, such as synchronising
                 self.why_not = f"its pass cannot be captured: {str(error).partition(chr(10))[0]}"
         if self.graph is None:
             return run(*inputs)

@@ -19,14 +19,15 @@ from mmdec.types import InputError, Needs, Target
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 # transformers' hooks from this module remain after hidden states were requested once; they do nothing
 RECORDERS = "transformers.utils.output_capturing"
-_recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)  # of the pass that runs now
+# layer -> states, filled during the current pass; None if nothing is recorded
+_recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
 _installing = threading.Lock()
 
 
 class HfTarget(Target, Protocol):
     """A target for a model of transformers. The defaults fit a language model; other targets override them."""
 
-    # one call of `generate` runs the loop once; required by `mmdec.generate` and `stream`
+    # whether one call of `generate` runs the loop exactly once; required by `mmdec.generate` and `stream`
     one_run: ClassVar[bool] = True
     reads_encoder: ClassVar[bool] = False  # the decoder reads an encoder's states
     encodes: ClassVar[bool] = False  # it has an encoder of sound of its own: `encode`
@@ -34,16 +35,16 @@ class HfTarget(Target, Protocol):
     refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that are not supported
     # logits processors that read the whole batch without changing scores
     batch_processors: ClassVar[tuple[type, ...]] = ()
-    columns: bool = False  # attention has a table by column, so each node of a draft takes a column
-    positions: int | None  # the model's maximum; None: unlimited
+    columns: bool = False  # attention depends on column numbers, so each node of a draft needs a position of its own
+    positions: int | None  # the model's maximum number of positions; None: unlimited
 
     def encode(self, sound: Tensor) -> Tensor | None:
         """The encoder's states (B, S, H) of features (B, mels, T); None if it reads none, or others."""
         return None
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a call's inputs: those that `generate` prepares, and those given to `prefill` directly (default:
-        none)."""
+        """Split a call's inputs. Returns: those that `generate` gets and prepares, and those that go to `prefill`
+        directly (by default none)."""
         return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -80,10 +81,10 @@ def hooked(module: nn.Module) -> bool:
 
 @final
 class LayerInput:
-    """A hook that records what enters a decoder layer; without `recording` it does nothing."""
+    """A hook that records the input of a decoder layer during `recording`; at other times it does nothing."""
 
     def __init__(self, layer: int) -> None:
-        self.layer = layer  # the one whose output it is, with DeepStack's additions
+        self.layer = layer  # index of the layer before, whose output this input is, with DeepStack's additions
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = _recorded.get()
@@ -93,7 +94,7 @@ class LayerInput:
 
 @final
 class LayerOutput:
-    """A hook that records what leaves the last decoder layer, before the final norm."""
+    """A hook that records the output of the last decoder layer, before the final norm."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
@@ -106,14 +107,14 @@ class LayerOutput:
 
 @contextmanager
 def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generator[Mapping[int, Tensor]]:
-    """Collects the residual stream after `layers`, from 0, during a pass: layer -> (B, N, H).
+    """Record the residual stream after some layers during a pass: layer -> (B, N, H).
 
-    transformers' own hidden states are not it everywhere: the last ones have passed the final norm, and those of
-    Qwen3-VL's first layers lack what DeepStack adds. The hooks stay on the model, as transformers' own do, and record
-    only in the thread that asked.
+    transformers' own hidden states differ from it: the last ones have passed the final norm, and those of Qwen3-VL's
+    first layers lack what DeepStack adds. The hooks stay on the model, as transformers' own do, and record only in the
+    thread that called this.
 
-    decoder: the model whose layers they are. count: how many it has.
-    Raises: InputError if its layers cannot be told.
+    decoder: the module that contains the layers. count: its number of layers. layers: indices to record, from 0.
+    Raises: InputError if the list of its layers cannot be found.
     """
     if not layers:
         yield {}

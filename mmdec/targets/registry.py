@@ -1,4 +1,4 @@
-"""Chooses the target for a model of transformers, from a list asked in order."""
+"""Chooses the target for a model of transformers: the first one in a list that accepts the model."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ from mmdec.types import Draft, Needs, Verdict
 
 # maximum error, relative to the largest logit: float32 noise is below 4e-5, quantised activations exceed 2e-2
 BOUND = 1e-3
-NOISE = 32  # in half precision the bound is so many rounding steps
+NOISE = 32  # in half precision, the maximum error is so many rounding steps instead
 # torch's setting for float32 products -> rounding step, if a caller lowered the precision
 PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
 PATH = (0, 1, 3, 6)  # nodes from the root down
-ROWS = 8  # a tiny model rarely rounds differently in one row; of 8 rows, at least 5 of 32 scores did
-PROMPT = 4  # tokens
+ROWS = 8  # with one row, a tiny quantised model may show no difference; with 8 rows, at least 5 of 32 scores differed
+PROMPT = 4  # tokens of each row's prompt
 FRAMES = 5  # length of an encoder's input
 
 OWN = ("torch.nn.modules.", "transformers.")
@@ -40,10 +40,10 @@ _lock = Lock()
 
 
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
-    """Whether this model scores a node differently beside other nodes, beyond the noise of its precision.
+    """Whether other nodes in the same pass change the scores of a node by more than the noise of the model's precision.
 
-    Warns the first time that it does. A model with only plain layers and weights of torch and transformers is not
-    measured.
+    The first time that this is true, it warns. Models with only plain layers and weights of torch and transformers are
+    not measured.
     """
     kinds = _kinds(model)
     if all(map(_is_plain, kinds)):
@@ -87,9 +87,9 @@ def _is_plain(kind: type) -> bool:
 
 @torch.inference_mode()
 def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
-    """The largest difference between a node's logits in a tree and on its path alone, over the largest logit.
+    """Measure how much a node's logits change if only its path is scored instead of the tree, over several rows.
 
-    Measured over several rows with one tree each. Also returns the difference that noise may cause.
+    Returns: the largest difference, relative to the largest logit, and the largest difference that noise may cause.
     """
     device, order = target.device, torch.Generator().manual_seed(0)
     plain = _plain_tokens(model, target)
@@ -109,7 +109,7 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
         found.append(differences.max())
         target.commit(session, Verdict(ones[:, None] - 1, ones, ones == 0, ones[:, None], ones))
     step = max(torch.finfo(tree.dtype).eps, PRECISION.get(torch.get_float32_matmul_precision(), 0.0))
-    apart = float(torch.stack(found).max())  # NaN where one is
+    apart = float(torch.stack(found).max())  # `max` returns NaN if any value is NaN
     return apart, max(BOUND, NOISE * step)
 
 
@@ -120,7 +120,7 @@ def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:
 
 
 def _plain_tokens(model: PreTrainedModel, target: HfTarget) -> Tensor:
-    """Tokens that stand neither for an image nor for the end of a text."""
+    """Tokens that are neither image placeholders nor end-of-text tokens."""
     special: set[int] = set()
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for name, value in vars(config).items():

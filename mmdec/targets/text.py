@@ -14,7 +14,7 @@ from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.hf_target import recording
 from mmdec.types import InputError, Scores
 
-# arguments of models that also read images, video or sound
+# the start of argument names that only models with images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
 
 
@@ -28,7 +28,7 @@ class TextTarget(DecoderTarget):
         return is_decoder_only(model)
 
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
-        """model: a loaded language model. checked: the caller has already checked it.
+        """model: a loaded language model. checked: whether the caller has already checked it.
 
         Raises: InputError if drafts could not be scored or rolled back.
         """
@@ -75,5 +75,5 @@ class TextTarget(DecoderTarget):
 
 
 def text_scorer(model: PreTrainedModel) -> TextTarget:
-    """A target without checks, for the probe that these checks call."""
+    """A target without checks. The probe needs it, because the checks of a normal target would run the probe again."""
     return TextTarget(model, checked=True)

@@ -64,14 +64,14 @@ class UnitTarget:
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
 
     def commit(self, session: UnitSession, verdict: Verdict) -> None:
-        """Move each row's accepted columns to the end of its own."""
+        """Move each row's accepted columns to the end of its text, and drop the others."""
         columns, begins = session.rows.commit(verdict.path.tolist())
         for part in (part for pair in session.cache.own for part in pair):  # (B, H, size, D)
             kv_gather(part, columns, begins)
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         cache = session.cache
         cache.own = [(keys[live], values[live]) for keys, values in cache.own]
         cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]

@@ -4,8 +4,8 @@ The prompt's pass is the model's own, with images and DeepStack; a draft's pass 
 is a list of images for LLaVA, `pixel_values_videos` for Qwen. A run leaves nothing on the model object.
 
 Images are encoded once for a run and assigned to the placeholders in its token ids. The vision tower runs in `generate`
-before it hands over, or here if `generate` was given no pixels. The run keeps the outputs, and later passes do not run
-the tower again.
+before this loop begins, or here if `generate` was given no pixels. The run stores the outputs, so later passes do not
+run the tower again.
 
 Positions on three axes (M-RoPE) are time, height and width of visual tokens; text has the same on all three.
 transformers' models store the derived `rope_deltas` on themselves, where another run overwrites it. Here positions are
@@ -43,7 +43,7 @@ AXES = (
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
 )
-HELD = "vision_inputs"  # the name of a run's VisionInputs between `hold_back` and `prefill`
+HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class VisionInputs:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], rows: int) -> VisionInputs:
-        """Take the images from a processor's output or from `generate`'s inputs. rows: of token ids.
+        """Read the images from a processor's output or from `generate`'s inputs. rows: number of rows of token ids.
 
         Raises: InputError if the pixels are malformed.
         """
@@ -113,7 +113,8 @@ class VisionInputs:
         return None if "mm_encoder_outputs" in self.inputs else self.inputs
 
     def encode(self, model: Any) -> dict[str, Encoded]:
-        """The features of all images and videos, by kind. The tower runs once for a run. model: without its LM head."""
+        """The features of all images and videos, by kind. The tower runs once for a run. model: the part without the LM
+        head."""
         if self.encoded is None:
             watch = Watch(model.device)
             outputs = self.inputs.get("mm_encoder_outputs") or {}
@@ -151,9 +152,11 @@ class VisionInputs:
             ) from error
 
     def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Encoded | None, Tensor]:
-        """The features of the placeholders in the last `fresh` columns of ids (B, P), and their places (B, fresh) bool.
+        """Assign features to the placeholders in the last `fresh` columns of ids (B, P).
 
-        The features may cover all placeholders, or only these. Raises: InputError if their number fits neither.
+        The run's features may cover all placeholders of ids, or only those in these columns.
+        Returns: the features of these placeholders, and a mask (B, fresh) bool that is True at them.
+        Raises: InputError if the number of features fits neither.
         """
         token = int(getattr(model.config, f"{kind}_token_id", -1))
         holders = ids == token
@@ -197,9 +200,9 @@ def _bad(pixels: Tensor) -> str:
 
 
 def longest(config: Any) -> int | None:
-    """The largest number of positions that a language model's configuration may mean; None if it says nothing.
+    """The maximum number of positions by a language model's configuration; None if it has no such field.
 
-    That is the size of its table, or the length that its rotary positions are extended to.
+    It is the size of its position table, or the length to which its rotary positions are extended.
     """
     most = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -212,8 +215,8 @@ def longest(config: Any) -> int | None:
 def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Positions (3, B, F) of the new columns, and the offsets (3, B) of later columns.
 
-    model: without its LM head. given: positions from the caller or `generate`, (B, C) or (3 or 4, B, C). Those with one
-        axis are ignored, since `generate` derives them from state that another run may have left on the model.
+    model: the part without the LM head. given: positions from the caller or `generate`, (B, C) or (3 or 4, B, C). Those
+        with one axis are ignored, since `generate` derives them from state that another run may have left on the model.
     Raises: InputError if the positions of a given cache's images are unknown.
     """
     text_positions, width = text.positions, text.fresh.shape[1]
@@ -313,7 +316,7 @@ class VlmTarget(DecoderTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether this is one of the five kinds."""
+        """Whether this is a model of one of the five supported families."""
         return any(kind.__name__ in (*PLAIN, *AXES) for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -328,7 +331,7 @@ class VlmTarget(DecoderTarget):
         self._head = cast(nn.Module, model.get_output_embeddings())
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a call's inputs: those that `generate` prepares, and those given to `prefill` directly.
+        """Split a call's inputs. Returns: those that `generate` gets and prepares, and those that go to `prefill`.
 
         The latter are the pixels, so that the vision tower runs within the run and is timed, and positions of three
         axes, which `generate` would leave on the model.

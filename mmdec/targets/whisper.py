@@ -1,8 +1,8 @@
 """Whisper's decoder as a target: it scores token trees, given one window's encoder states.
 
-transformers' own long-form code (windows, fallback, timestamps, prompts) calls the loop once for each window and
-temperature by `custom_generate`. The input here is one batch of encoded windows and the decoder's prompts. The last
-part of the file is what `generate` does besides the loop: logits processors, attention, warnings.
+transformers' own long-form code (windows, fallback, timestamps, prompts) calls the loop through `custom_generate`, once
+for each window and temperature. The input here is one batch of encoded windows and the decoder's prompts. The last part
+of the file handles what `generate` does besides the loop: logits processors, attention, warnings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 ATTENTION = ("sdpa", "eager")
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
-# inputs without effect on a pass; Whisper masks no features
+# inputs that are ignored, because they do not change a pass: Whisper's encoder uses no attention mask
 LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
@@ -57,7 +57,7 @@ class WhisperPrompt:
     ids: Tensor  # (B, P)
     states: Tensor  # (B, S, H)
     mask: Tensor  # (B, P) bool
-    mask_given: Tensor | None  # if the caller gave one
+    mask_given: Tensor | None  # the caller's mask, if there was one
     positions: Tensor  # (B, P)
     holes: bool  # whether a row has padding after its first token
     sound: Tensor | None = None  # (B, mels, T) what was encoded, where it is known
@@ -113,8 +113,8 @@ class WhisperSession:
     rows: RowLayout
     states: Tensor  # (B, S, H)
     layers: tuple[int, ...]
-    quick: FastDecoder | None  # for drafts, where the model allows it
-    fast: FastRun | None = None  # scores drafts in fixed shapes, where that pays
+    quick: FastDecoder | None  # scores drafts with less Python overhead; None if the model does not allow it
+    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
 
 
 @final
@@ -160,9 +160,8 @@ class WhisperTarget(HfTarget):
         """Run the decoder's prompt.
 
         inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional decoder_attention_mask (B,
-            P), padded on the left; past_key_values, which must be empty. At batch 1 it is filled as `generate` would
-            (for larger batches
-            see `reread`).
+            P), padded on the left; optional past_key_values, which must be empty. At batch 1 this cache is filled as
+            `generate` would fill it; for larger batches see `reread`.
         """
         check_layers(needs, self.layers - 1)  # transformers gives the last layer's output with its norm only
         prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
@@ -237,7 +236,7 @@ class WhisperTarget(HfTarget):
 
     @torch.no_grad()
     def select(self, session: WhisperSession, live: Tensor) -> None:
-        """Keep only the rows live (K,) int64, in that order, also of the encoder's states."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order, also of the encoder's states."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         session.states = session.states.index_select(0, live.to(session.states.device))
@@ -366,11 +365,10 @@ def output_states(
 def _steps(
     layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """Split each layer's (..., T, ...), with `length` columns along `axis`, by step: the prompt's part, then single
-    columns.
-
-    layers: may be () ("sdpa" returns no attentions), which gives empty tuples. square: attentions, cut at their own
-        column.
+    """Split each layer's tensor, which has `length` columns along `axis`, by decoding step: first all columns of the
+    prompt, then one column for each step.
+    layers: one tensor for each layer; () gives empty tuples ("sdpa" returns no attentions). square: whether these are
+        attention maps, whose keys are then cut at the step's own column.
     Returns: one tuple of layers for each step.
     """
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
@@ -400,16 +398,17 @@ def generate_processors(
     return processors
 
 
-FEW = range(2, 11)  # columns whose product with a large vocabulary is faster transposed
-LARGE = 2**14  # tokens of such a vocabulary
+FEW = range(2, 11)  # numbers of columns for which a large vocabulary's product is faster transposed
+LARGE = 2**14  # minimum number of tokens in a large vocabulary
 
 
 def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
-    """The output layer of states (B, N, H) -> logits (B, N, V).
+    """Apply the output layer to states (B, N, H) -> logits (B, N, V).
 
-    On a CPU and in float32 a few columns are multiplied as (W hT)T: matrix libraries split that product along the
-    vocabulary. Measured on an EPYC, one thread, 51,865 tokens of 512 channels: 2 / 3 / 4 / 8 columns 22 / 34 / 19 / 22
-    ms so far, 6 / 9 / 9 / 14 ms transposed; 12 and more are slower. The order of sums differs: logits by up to 1e-6.
+    On a CPU and in float32, the product for a few columns is computed transposed, as (W hT)T: matrix libraries split
+    that product along the vocabulary. Measured on an EPYC, one thread, 51,865 tokens of 512 channels, 2 / 3 / 4 / 8
+    columns: 22 / 34 / 19 / 22 ms without, 6 / 9 / 9 / 14 ms with it; with 12 and more columns it is slower. The sums
+    have another order, so logits differ by up to 1e-6.
     """
     columns = states.shape[0] * states.shape[1]
     plain = type(output) is nn.Linear and output.bias is None and not hooked(output)

@@ -1,8 +1,9 @@
 """A fast path for drafts through Whisper's decoder: its own layers, without the overhead of a stock pass.
 
-Most of a small decoder's pass is Python overhead: masks that exist already, attention implementations looked up,
-dropout without effect, outputs that are not needed. Without it a draft costs about as much as a single token in the
-stock loop. The arithmetic equals transformers', operation by operation.
+Most of a small decoder's pass is Python overhead: it builds masks that exist already, looks up attention
+implementations, calls dropout that has no effect, and collects outputs that are not needed. Without this overhead a
+draft costs about as much as a single token in the stock loop. The arithmetic is transformers' own, operation by
+operation.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
 
 @final
 class FastDecoder(nn.Module):
-    """Replaces the decoder's forward if its cache holds the prompt and the encoder's keys and values. Make one for each
-    run.
+    """Replaces the decoder's forward once its cache holds the prompt and the encoder's keys and values. Make one for
+    each run.
 
     Modules with hooks or adapters, and those of unknown classes, are called normally; hooks on the decoder itself are
     called, too. Hooks added during the run are ignored.
@@ -58,8 +59,7 @@ class FastDecoder(nn.Module):
         return stock and all(map(_bare, (decoder, *layers, *attentions)))
 
     def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
-        """Put keys and values of the encoder's states (B, S, H) into an empty cache, as views of the projections'
-        outputs.
+        """Compute keys and values of the encoder's states (B, S, H) and put them into an empty cache, without a copy.
 
         The stock pass copies them twice, and allocation is slow (30 MB for the shipped Whisper).
         """
@@ -107,7 +107,10 @@ class _Layer:
         self.activation: Map = layer.activation_fn
 
     def __call__(self, x: Tensor, extend: Callable[..., Pair], memory: Pair, mask: Tensor | None) -> Tensor:
-        """extend: appends keys and values of x (B, N, H) to the cache's, and returns all of them."""
+        """Run the layer over x (B, N, H). extend: appends keys and values of x to the cache's, and returns all of them.
+
+        memory: keys and values of the encoder's states. mask: (B, 1, N, S + N) additive, or None.
+        """
         y = self.own_norm(x)
         x = x + self.own(y, extend(*self.own.pair(y)), mask)
         x = x + self.memory(self.memory_norm(x), memory, None)
