@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -110,7 +110,7 @@ def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
         return known[key]  # type: ignore[return-value] # one of the three
 
 
-def _match(model: PreTrainedModel, settings: dict[str, list[float]]) -> str:
+def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
     if settings["network"] != network_shape(model):
         return ""
     own, theirs = values_of(model), settings["values"]
@@ -132,7 +132,7 @@ def network_shape(model: PreTrainedModel) -> str:
 @torch.no_grad()
 def values_of(model: PreTrainedModel) -> list[float]:
     """Some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
-    parts = list[Tensor]()
+    parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
         if value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:
             continue
@@ -141,7 +141,7 @@ def values_of(model: PreTrainedModel) -> list[float]:
         flat = value.reshape(-1)
         places = torch.arange(1, VALUES + 1, device=value.device) * (len(flat) // (VALUES + 1))
         parts.append(flat[places].float().cpu())
-    values: list[float] = torch.cat(parts).tolist() if parts else []
+    values = [float(value) for value in torch.cat(parts).numpy()] if parts else []
     return values if all(map(math.isfinite, values)) else []
 
 
