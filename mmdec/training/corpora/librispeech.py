@@ -1,4 +1,4 @@
-"""Speech with its transcript, read from LibriSpeech's layout or from a manifest."""
+"""Reads speech with transcripts from LibriSpeech's layout or from a manifest."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ MANIFEST = "a manifest with `path` and `text`"
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording. Those of one chapter have one speaker, and follow each other."""
+    """One recording. Recordings of the same chapter have one speaker and follow each other."""
 
     path: Path
     text: str
     speaker: str
     chapter: str
-    place: str = field(default="", compare=False)  # where it is listed
+    place: str = field(default="", compare=False)  # file and row where it is listed
 
 
 def read_utterances(root: str | Path, split: str | None = None, admission: Admission = STRICT) -> list[Utterance]:
     """The utterances of a corpus, in order.
 
-    root: a folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
-    manifest, .tsv with a header or .jsonl, of `path` (relative to the manifest), `text`, perhaps `speaker`, `chapter`
-    and `split`. split: a folder below root, or the manifest's rows of that split. A recording that is missing is left
-    to its reader, unless all are. Raises InputError, which names file and line, for what is not there.
+    root: folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
+        manifest: .tsv with a header, or .jsonl. Its fields are `path` (relative to the manifest), `text`, and
+        optionally `speaker`, `chapter` and `split`.
+    split: a folder below root, or the value of the manifest's `split`.
+
+    Single missing recordings are not an error here, because their reader reports them.
+    Raises InputError, which names file and line, for missing files, or if all recordings are missing.
     """
     path = Path(root)
     if path.is_file():
@@ -59,7 +62,8 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
 
 def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
-    """Recordings of one's own; the transcript of each lies beside it, under its name with .txt. Raises InputError."""
+    """Read a user's own recordings. The transcript of each lies beside it, with the same name and suffix .txt. Raises
+    InputError."""
     utterances = []
     for number, path in enumerate(map(Path, paths)):
         beside = path.with_suffix(".txt")
@@ -77,7 +81,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
 
 
 def read_splits(root: str | Path, splits: str | list[str] | None, admission: Admission = STRICT) -> list[Utterance]:
-    """The utterances of one split, of several splits, or (None) of a whole manifest."""
+    """The utterances of one split, of several splits, or (None) of the whole manifest."""
     named = splits if isinstance(splits, list) else [splits]
     return [row for split in named for row in read_utterances(root, split, admission)]
 
@@ -101,7 +105,7 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
 
 
 def _manifest(file: Path, split: str | None, admission: Admission) -> Iterator[Utterance]:
-    """The rows of a split; all rows are checked."""
+    """The utterances of a split in a manifest; all rows are checked."""
     names, lines = admission.names(file.parent), dict[Path, int]()
     for number, row in _rows(file):
         place = f"line {number} of {shown(file)}"
@@ -127,7 +131,7 @@ def _manifest(file: Path, split: str | None, admission: Admission) -> Iterator[U
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and fields of each row."""
+    """The line number and fields of each row."""
     if file.suffix == ".jsonl":
         for number, row in json_lines(file, "root", MANIFEST):
             if not isinstance(row, dict):
