@@ -1,7 +1,7 @@
 """`mmdec.describe`: a vision-language model answers questions about images with speculative decoding.
 
-The text is that of `model.generate` on the inputs that the model's own processor and chat template make. This module
-turns images into inputs and tokens into descriptions.
+The text equals that of `model.generate` on the inputs of the model's own processor and chat template. This module turns
+images into inputs and tokens into descriptions.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
 def _in_batches(
     request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
 ) -> dict[int, Description]:
-    """Answer questions, keyed by index, `batch_size` at a time. Those that the processor refuses add to `errors`."""
+    """Answer questions, keyed by index, `batch_size` at a time. Errors of questions that the processor refuses are
+    added to `errors`."""
     descriptions: dict[int, Description] = {}
     indices = list(questions)
     for start in range(0, len(indices), batch_size):
@@ -203,13 +204,14 @@ def _tensors(
     batch: Sequence[int],
     errors: dict[int, InputError],
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """Model inputs of a batch, and the indices of the questions that the processor accepts; others add to `errors`."""
+    """Model inputs of a batch, and the indices of the questions that the processor accepts. Errors of the others are
+    added to `errors`."""
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
         inputs = tensors(vlm, [question.text for question in chosen], chosen)
     except MemoryError:
         raise
-    except Exception as error:  # some question of the batch is at fault; find out which
+    except Exception as error:  # find the question of the batch that causes it
         refused = dict[int, InputError]()
         for index in batch:
             try:
@@ -234,8 +236,9 @@ def _tensors(
 def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     """Resolve `describe`'s argument `drafter` to one that `speculate` takes.
 
-    "auto" becomes what `auto_drafter` finds. The name of a drafter with weights, a folder or a hub id becomes that drafter, loaded once in the model's device and
-    precision. Anything else stays as it is. Raises: InputError if weights are missing, damaged, or another model's.
+    "auto" becomes the drafter that `auto_drafter` finds. The name of a drafter with weights, a folder or a hub id
+    becomes that drafter, loaded once in the model's device and precision. Anything else is returned unchanged.
+    Raises: InputError if weights are missing, damaged, or another model's.
     """
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(vlm.model, vlm.directory, partial(_loaded, vlm))
@@ -258,7 +261,7 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
 
 
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
-    """The drafters with weights for this model, in "auto"'s order of preference -> a line that describes each."""
+    """The drafters with weights for this model, in "auto"'s order of preference: name -> a one-line description."""
     names = [name for name in auto_names() if _beside(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}

@@ -1,15 +1,16 @@
-"""A `transcribe` call as Whisper's `generate` takes it: its checked options as arguments, and the loop that it runs.
+"""Prepares a `transcribe` call for Whisper's `generate`: checks its options, turns them into arguments, and runs the
+loop.
 
 `UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
-temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; its
-copy that remembers windows times its passes. Second, transformers drops recordings that have ended, and decodes some again at another temperature,
-without saying which: its `monitor_progress` reveals the former, and a comparison of the encoder's features the latter.
-An index of the rows cannot travel with the call instead: of all that `generate` gets, transformers selects only the
-features and the decoder's prompts for rows that it decodes again.
+temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; a
+copy of it that remembers windows measures the time of its passes. Second, transformers drops recordings that have
+ended, and decodes some again at another temperature, without saying which ones. Its `monitor_progress` reveals which
+have ended; comparing the encoder's features reveals which are decoded again. Passing row indices through the call is
+impossible: for rows that it decodes again, transformers selects only the features and the decoder's prompts.
 
-Limit: features cannot tell equal recordings of one batch apart. If sampling at a temperature above 0 made them differ
-and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be exchanged;
-their texts and the batch's total are right.
+Limit: features cannot distinguish equal recordings of one batch. If sampling at a temperature above 0 made their texts
+differ and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be
+exchanged; their texts and the batch's total are right.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def first_time(model: WhisperForConditionalGeneration) -> int:
 @final
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """The options that hold for every recording of a call."""
+    """The options that apply to every recording of a call."""
 
     whisper: LoadedWhisper
     speculation: Speculation
@@ -103,9 +104,10 @@ class TranscriptionRequest:
         task: str | None = "transcribe",
         prompt: str | None = None,
     ) -> TranscriptionRequest:
-        """Check a call's options, as of `transcribe`. Raises InputError if this model does not support one.
+        """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
 
-        speculation: the loop, whose drafter fits the model. options: of `generate`. recordings: number in the call.
+        speculation: the loop, with a drafter that fits the model. options: for `generate`. recordings: their number in
+            the call.
         """
         settings: Any = whisper.model.generation_config
         has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
@@ -314,8 +316,9 @@ class UsageMeter:
         on_window: Callable[[Tensor], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
-        """recordings: number in the batch. on_window: called with what `window` gets. on_round: with each round."""
-        self.model = encoding_once(model, self._encoder_pass, can_twin(model))  # for one call
+        """recordings: number in the batch. on_window: called with the progress that `window` gets. on_round: called
+        with each round."""
+        self.model = encoding_once(model, self._encoder_pass, can_twin(model))  # only for this call
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
         self._model, self._speculation = model, speculation
@@ -324,14 +327,14 @@ class UsageMeter:
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
         self._begins = True  # whether the current window was not decoded yet
-        self._earlier = [0] * recordings  # log-probabilities of earlier windows
+        self._earlier = [0] * recordings  # number of log-probabilities from earlier windows
         self._rounds: dict[int, float] = {}  # recording -> its share of the rounds of this call
-        self._encoder = 0.0  # seconds of the encoder that are not divided yet
+        self._encoder = 0.0  # seconds of the encoder that are not yet shared among recordings
         self._encoded: Tensor = torch.empty(0)  # (b, mels, T) the encoder's last input
         self._decoded: Tensor = torch.empty(0)  # the features of the last call's rows
 
     def start(self) -> None:
-        """Begin to count: time before `generate` is called does not."""
+        """Start the clock: time before `generate` is called does not count."""
         self._stopwatch.lap()
 
     def window(self, progress: Tensor) -> None:
@@ -345,7 +348,7 @@ class UsageMeter:
 
     def __call__(
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Any:  # what Speculation gives
+    ) -> Any:  # the result type of Speculation
         """Decode one window at one temperature. input_ids: (b, P) of the rows that take part."""
         begins = self._begins
         self._recordings = self._taking_part()
@@ -358,7 +361,7 @@ class UsageMeter:
         self._share()
         self._rounds = {}
         self._stopwatch.lap()
-        model = self._model  # the caller's: by it its target, its lock and its statistics are known
+        model = self._model  # the caller's model: its target, lock and statistics are found by it
         run = self._speculation.begin(target_of(model), model, input_ids, generation_config, **inputs)
         drafter = 0.0
         for round_ in run.rounds:
@@ -370,7 +373,7 @@ class UsageMeter:
         return output
 
     def _taking_part(self) -> Sequence[int]:
-        """Recordings of this call's rows: all of a new window, or those rows of the last call that are decoded
+        """Recordings of this call's rows: all in a new window, else the rows of the last call that are decoded
         again."""
         last, self._decoded = self._decoded, self._encoded
         if self._begins:
@@ -395,7 +398,7 @@ class UsageMeter:
         return round_.drafter if drafts else 0.0
 
     def _share(self, decoder: float = 0.0) -> None:
-        """Divide the seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
+        """Share the seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)
