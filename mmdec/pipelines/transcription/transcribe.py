@@ -143,8 +143,8 @@ def transcribe(
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
         max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps, recordings are decoded one by
         one.
-    Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and its
-        `note` says so.
+    Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and
+        its `note` says so.
     Raises: InputError if an argument or a recording is refused; BatchError for a list with such recordings; it holds
         the results of the others.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.

@@ -42,7 +42,7 @@ def second_opinion(
 
 
 def of_path(scores: Tensor, lengths: Tensor) -> Rows:
-    """Evidence from the graph. scores: (B,) log-probability of each row's path. lengths: (B,) its number of vertices."""
+    """Evidence from the graph. scores: (B,) log-probability of each row's path. lengths: (B,) its vertices."""
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
