@@ -221,8 +221,8 @@ def side_of(tokens: int) -> int | None:
 
 
 def kept_svg(kept: Sequence[float]) -> str:
-    """An SVG overlay that darkens what the drafter dropped. kept: for each visual token, the share that is kept, in [0,
-    1]."""
+    """An SVG overlay that darkens what the drafter dropped. kept: how much of each visual token is kept; darkness is
+    relative to the largest."""
     side = side_of(len(kept))
     if side is None:
         return ""

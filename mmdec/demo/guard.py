@@ -1,5 +1,5 @@
-"""Refuses requests before Gradio handles them: from other hosts and other sites, for programmatic pages, and when there
-are too many."""
+"""Refuses requests before Gradio handles them: from other hosts and other sites, to its pages for programs, and when
+there are too many."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def _inspected(paths: Sequence[Path], kept: Path | None, what: str, measure: Mea
 
 
 def _read(file: Path, count: int) -> list[list]:
-    """The stored size, modification time and result of each path; incomplete files give nothing."""
+    """The stored size, modification time and result of each path, in order; empty lists if the file is damaged or does
+    not have `count` entries."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -215,8 +215,8 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
 
 
 def begin_joint(start: Path | None) -> None:
-    """Prepare a new joint stage: rename the old run, but keep its voice. An interrupted run on shipped weights is
-    resumed."""
+    """Prepare a new joint stage: delete the old checkpoints. Without `start`, the old weights are saved first, because
+    the new stage keeps their voice. With `start`, an interrupted run is left to be resumed."""
     finished, checkpoints = JOINT / "finished", JOINT / "checkpoints"
     if last("joint").is_file() and (start is None or finished.is_file()):
         if start is None:

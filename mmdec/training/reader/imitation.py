@@ -55,7 +55,8 @@ class Confusions:
     def imitate(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw what a CTC head might write for a text: pieces (N, K) and their weights (N, K), N at least 1.
 
-        A piece with too few occurrences takes the weights of another piece that was recognised correctly.
+        A piece with too few occurrences gets the outcome of another, correctly recognised piece, with itself as the
+        likeliest.
         """
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
