@@ -1,5 +1,4 @@
-"""Refuses requests before Gradio handles them: from other hosts and other sites, to its pages for programs, and when
-there are too many."""
+"""Refuses requests before Gradio handles them: from other hosts or sites, to its pages for programs, or too large ones."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Outcome:
     """The result of one system's training: a line of the table at the end."""
 
     system: str
-    trained: str  # what was trained, or why nothing was
+    trained: str  # what was trained, or why nothing was trained
     measure: str = ""  # the name of the score in `before` and `after`, on the development split
     before: float | None = None  # score of the model that training began from, or would replace
     after: float | None = None
@@ -220,7 +220,7 @@ class System:
         return train_stages(self.name, score, self.comparison, [stage], self.judged, time, runner)
 
     def begin(self) -> bool:
-        """Whether an interrupted run can be resumed; if not, its folder is renamed."""
+        """Whether an interrupted run can be resumed. If not, its folder is renamed; of a part, the results are deleted."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
         scheduled = (self.run / "schedule.yaml").is_file()  # else it was started by hand, or not at all
         if scheduled and not finished.is_file():

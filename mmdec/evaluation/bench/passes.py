@@ -27,7 +27,7 @@ from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.fast_pass import fast_pass
 from mmdec.types import InputError
 
-TEXTS: dict[str, dict[str, int]] = {  # of language models: about 30 million parameters, and Qwen2.5-VL-7B's
+TEXTS: dict[str, dict[str, int]] = {  # sizes of language models: about 30 million parameters, and Qwen2.5-VL-7B's
     "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
             "num_attention_heads": 8, "num_key_value_heads": 2},
     "7B": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,

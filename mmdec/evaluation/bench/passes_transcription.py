@@ -42,8 +42,8 @@ PARTS: dict[str, Callable[[Round], float]] = {
     "round": lambda round_: round_.target + round_.drafter + round_.core,
     "draft's pass": lambda round_: round_.target,
 }
-# Of the relative difference, see `difference`. In bfloat16 28 layers of random weights turn roundings into a twentieth;
-# one node with a wrong parent, behind a short prompt, is off by a half and more.
+# Limits of the relative `difference`. In bfloat16, rounding in 28 layers of random weights adds up to a twentieth;
+# one node with a wrong parent, after a short prompt, changes a half or more.
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 ROUNDS = 4  # compared rounds: the fast pass captures a graph at the third and then replays it
 

@@ -51,16 +51,16 @@ class Method:
 class Measurement:
     """The output and the cost of one call on one batch; times are in seconds for the whole batch."""
 
-    tokens: list[list[int]]  # of each input, without prompt and padding
+    tokens: list[list[int]]  # tokens of each input, without prompt and padding
     texts: list[str]
     features: float  # preprocessing
     encoder: float
     decoder: float  # the rest up to the text, the drafter included
     drafter: float  # 0 for transformers, which does not report it
     total: float  # wall clock, from samples in memory to texts
-    passes: int = 0  # of the model's decoder
-    windows: int = 0  # passes of its encoder
-    rounds: int = 0  # of all inputs in mmdec's loop, without the prompts' passes
+    passes: int = 0  # number of passes of the model's decoder
+    windows: int = 0  # number of passes of its encoder
+    rounds: int = 0  # rounds of all inputs in mmdec's loop, without the prompts' passes
     drafted_tokens: int = 0  # tokens from these rounds, bonus or correction token included
 
     @property

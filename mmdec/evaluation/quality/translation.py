@@ -74,7 +74,7 @@ System = Callable[[Path], Spoken]  # translates a recording
 class Systems:
     """The systems to compare, by name. The statistical tests compare each with the first."""
 
-    name: str  # of the model
+    name: str  # the model's name
     runs: Mapping[str, System]
     machine: Mapping[str, Any]  # provenance
 

@@ -261,7 +261,7 @@ def instead(run: Path, target: Path) -> Path | None:
 
 
 def check(run: Path, target: Path, force: bool) -> str:
-    """Refuse a model that lacks drafters of the one in models/, or has drafters for other weights."""
+    """Refuse a model that lacks drafters of the one in models/, or has drafters for other weights; warn if `force`."""
     there, brought = drafters(target), drafters(run)
     if not there and not brought:
         return ""

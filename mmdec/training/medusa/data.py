@@ -135,7 +135,7 @@ class HeadBatch:
     truth: list[list[int]]  # the transcripts' tokens, EOS included
     timed: list[bool]  # whether the prompt asks for timestamps
     names: list[str]  # one for each window and prompt
-    rows: list[tuple[int, ...]]  # which utterances each window is made of
+    rows: list[tuple[int, ...]]  # indices of the utterances in each window
 
     def to(self, device: torch.device) -> HeadBatch:
         """The same batch on another device."""

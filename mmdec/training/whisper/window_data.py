@@ -54,7 +54,7 @@ class Batch:
     letters: Tensor  # (B, C), padded with 0
     letter_lengths: Tensor  # (B,); 0 where the text is unknown
     times: Tensor  # (B, L) approximate time in seconds when each label is spoken; -1 where unknown
-    rows: list[tuple[int, ...]]  # which utterances each window is made of
+    rows: list[tuple[int, ...]]  # indices of the utterances in each window
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
