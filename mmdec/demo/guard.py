@@ -1,4 +1,4 @@
-"""Refuses requests before Gradio handles them: from other hosts or sites, to its pages for programs, or too large ones."""
+"""Refuses requests before Gradio handles them: from other hosts or sites, to pages for programs, or too large ones."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
-a picture `structure` and `distance`: whether it shows anything, and how unlike training's it is
-(`description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
+a picture adds `structure` (whether the picture shows anything) and `distance` (how different it is from the training
+pictures; see `description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
 pass gives these three, and `differs`, the share of units for which it prefers another one; a path through the graph
 adds `graph`, its own log-probability; a CTC head's output adds more (`translation/evidence.py`).
 

@@ -220,7 +220,7 @@ class System:
         return train_stages(self.name, score, self.comparison, [stage], self.judged, time, runner)
 
     def begin(self) -> bool:
-        """Whether an interrupted run can be resumed. If not, its folder is renamed; of a part, the results are deleted."""
+        """Whether an interrupted run can be resumed. If not, its folder is renamed (of a part: emptied)."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
         scheduled = (self.run / "schedule.yaml").is_file()  # else it was started by hand, or not at all
         if scheduled and not finished.is_file():

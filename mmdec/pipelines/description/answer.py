@@ -1,11 +1,11 @@
 """Answers one batch of questions about images: the checked request, its rounds, and the `Description` of each answer.
 
 The confidence of an answer also asks whether a picture shows anything, and whether it is like those that the model was
-trained on. The tokens do not tell: a model may be as sure about an empty picture, or one of another style, as about any
-other. `structure` is computed from the pixels. One colour, a gradient or noise is equally rough in all squares. In a
-scene, a page or a photograph the squares differ: edges are rare and close to each other (Field, "What is the goal of
-sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if the model's folder has statistics
-of its training pictures: see `mmdec.hub.vlm`.
+trained on. Token probabilities do not show this: a model may be as sure about an empty picture, or one of another
+style, as about any other. `structure` is computed from the pixels. One colour, a gradient or noise is equally rough in
+all squares. In a scene, a page or a photograph the squares differ: edges are rare and close to each other (Field, "What
+is the goal of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if the model's folder
+has statistics of its training pictures: see `mmdec.hub.vlm`.
 """
 
 from __future__ import annotations

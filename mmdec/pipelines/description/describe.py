@@ -113,8 +113,7 @@ def describe(
     processor: the processor of a loaded model; None otherwise.
     drafter: a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
         folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder or
-        hub id,
-        "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
+        hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
         `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found
         there, else one shipped for the model's weights, else "lookup".
     batch_size: questions answered together. Default 8.
@@ -128,7 +127,7 @@ def describe(
     options: arguments of `generate`: max_new_tokens (512 if the model names none), do_sample, temperature and so on.
     Returns: a `Description`, or for a list of images a list of them in the same order.
     Raises: InputError if an argument or an image is refused, or a prompt exceeds the model's positions; BatchError for
-        a list with such members; it holds the results of the others.
+        a list with such questions; it holds the results of the others.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)

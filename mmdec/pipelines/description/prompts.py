@@ -76,7 +76,8 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
     """The inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
     begins: whether the texts begin a dialogue; then the tokenizer's start token is added if the template writes none.
-        Raises whatever the processor raises for images that it cannot take.
+
+    Raises whatever the processor raises for images that it cannot take.
     """
     pictures = [to_pil(pixels) for question in questions for pixels in question.pictures]
     begin = vlm.tokenizer.bos_token
