@@ -100,11 +100,9 @@ def bench_asr(
     """Time Medusa heads against greedy decoding, prompt lookup and an assistant.
 
     recordings: audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
-    allow_absolute_paths: see `Admission`.
     assistant: directory of a smaller Whisper; None: build one from the model's own layers.
-    plan: draft size, see `parse_plan`. sweep: further draft sizes, timed only on long recordings, single and in
-        batches.
-    batch: number of long recordings in a batch.
+    plan: draft size, see `parse_plan`. sweep: further draft sizes, for long recordings only, single and in batches.
+    batch: number of long recordings in a batch. allow_absolute_paths: see `Admission`.
     peer: another engine ("ctranslate2") to time with the same weights, on long recordings of one window.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
@@ -194,8 +192,7 @@ class _Bench:
     log: Log
 
     def all_methods(self, medusa: Method, helpers: Sequence[Method], chosen: Sequence[Recording]) -> dict[str, Any]:
-        """Compare our method with greedy decoding by length; and with prompt lookup and an assistant on long
-        recordings."""
+        """Compare our method with greedy decoding by length, and with the other methods on long recordings."""
         long = _long(chosen)
         longest = [chosen[index] for index in long]
         greedy, lookup = Method.greedy(), Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
@@ -363,11 +360,9 @@ def against_peer(
     language: str | None = "en",
     log: Log = no_log,
 ) -> dict[str, Any]:
-    """Time mmdec and another engine on recordings (T,) of one window each, and compare their transcripts; a JSON-ready
-    report.
+    """Time mmdec and another engine on recordings (T,) of one window each, and compare transcripts; JSON-ready.
 
-    heads: directory of the drafter's heads, to load them into the bfloat16 copy of the model; None: those in the
-        model's folder.
+    heads: directory of the drafter's heads, for the bfloat16 copy of the model; None: those in the model's folder.
     Raises InputError where the peer is unknown or not installed, or no recording fits one window.
     """
     if peer not in PEERS:
@@ -423,10 +418,8 @@ def peer_quantities(found: dict[str, Any]) -> list[Quantity]:
 def _in_turn(
     sides: dict[str, Call], recordings: Sequence[Tensor], repeats: int, log: Log
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[str]]]:
-    """Run all engines and settings in turn on every recording, after a warm-up.
-
-    Returns, by setting and recording: the seconds of each repeat, and the text.
-    """
+    """Run all engines and settings in turn on every recording, after a warm-up. Returns, by setting and recording: the
+    seconds of each repeat, and the text."""
     seconds = {name: [[] for _ in recordings] for name in sides}
     texts = {name: [""] * len(recordings) for name in sides}
     stopwatch = Stopwatch()
@@ -466,8 +459,7 @@ def _plain_equal(half: TranscriptionHarness, recordings: Sequence[Tensor], texts
 
 
 def _peer_calls(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Call]:
-    """Calls of CTranslate2's models, one for each dtype and number of threads. directory: whisper's folder. converted:
-    a new folder."""
+    """Calls of CTranslate2's models, one for each dtype and number of threads. converted: a new folder for them."""
     try:  # imported by name: without the package, its types cannot be read
         engine: Any = import_module("ctranslate2")
         converters: Any = import_module("ctranslate2.converters")
