@@ -138,8 +138,8 @@ class DraftOptions:
     network: changes to the network's configuration; by default the network is like one layer of the target.
     start: folder of a saved network to begin from.
     half_teacher: the target's matrix products in bfloat16, whatever its weights' dtype.
-    unroll: number of training steps in which the network reads its own features, the first step included.
-    unroll_from: training step before which `unroll` is 1, which is faster.
+    unroll: number of unrolled drafting steps: the first reads the target's features, the others the network's own.
+    unroll_from: before this training step, `unroll` is 1, which is faster.
     unroll_decay: loss weight of an unroll step relative to the one before. through: let gradients flow through the
         steps.
     noise: random noise of up to noise * 512 / length is added to the features.
