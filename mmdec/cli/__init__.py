@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def show_logs() -> None:
-    """The library's loggers on stderr; only here, where mmdec is the program and not a part of one."""
+    """Send the library's log messages to stderr. Only the program does this, not the library."""
     level = logging.getLevelNamesMapping().get(os.environ.get("MMDEC_LOG", "warning").upper(), logging.WARNING)
     ours = logging.getLogger("mmdec")
     ours.setLevel(level)
@@ -75,10 +75,10 @@ def show_logs() -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Prints on what is stderr now: while a progress bar is shown, that is above the bar."""
+    """Prints to the current stderr: while a progress bar is shown, messages then appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As `logging` calls it, for records of the level that is shown."""
+        """Print one record; `logging` calls this."""
         try:
             print(self.format(record), file=sys.stderr, flush=True)
         except Exception:  # as in logging's own handlers

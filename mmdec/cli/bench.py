@@ -1,4 +1,4 @@
-"""`mmdec bench`: time a model and its baseline in turn, once their outputs are equal; all in turn; saved runs again."""
+"""`mmdec bench`: time models against their baselines once outputs are equal; run all benchmarks; show saved runs."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ ORDER = (
     "compressor",
     "paper",
 )
-SAMPLES = Path("data/samples/english")  # where there is no corpus
+SAMPLES = Path("data/samples/english")  # used if there is no corpus
 SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # the same for pictures
-GRACE = 10  # seconds that a benchmark out of time has to end
+GRACE = 10  # seconds that a benchmark has to end after its time limit
 
 Names = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="One of all; repeat it for several. Default: all.")
@@ -76,7 +76,7 @@ def everything(
     unknown = sorted(set(only or ()) - set(ORDER))
     if unknown:
         raise InputError(f"`--only` must be one of {', '.join(ORDER)}, but is {unknown[0]!r:.60}. Choose from these.")
-    reader()  # each benchmark's report is read again: what that needs is missed before anything is measured
+    reader()  # fails now, not after measuring, if the package for reading reports is missing
     chosen = [name for name in ORDER if not only or name in only]
     runs: list[BenchRun] = []
     left_out: dict[str, str] = {}
@@ -124,7 +124,8 @@ def _told(found: list[Path], where: Path) -> list[Path]:
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
-    """Run a benchmark; why there is no report, or "". Its progress goes to stderr, its table is not shown."""
+    """Run a benchmark in a process. Returns why there is no report, or "". Its progress goes to stderr; its table is
+    hidden."""
     last = deque[str](maxlen=1)
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -1,4 +1,4 @@
-"""`mmdec convert`: published weights into mmdec's format."""
+"""`mmdec convert`: convert published weights to mmdec's format."""
 
 from __future__ import annotations
 

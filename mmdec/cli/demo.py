@@ -1,4 +1,4 @@
-"""`mmdec demo`: the demo page."""
+"""`mmdec demo`: starts the web page that demonstrates the models."""
 
 from __future__ import annotations
 

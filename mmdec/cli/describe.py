@@ -115,7 +115,7 @@ def describe(
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:
-    """Prints pieces of text, after the picture's name where there are several."""
+    """A callback that prints pieces of text; with several pictures, it first prints the picture's name."""
     if several:
         print(f"{printable(str(image))}:", flush=True)
     return lambda text: print(text, end="", flush=True)
@@ -143,12 +143,12 @@ def _descriptions(
     speaker: Callable[[Any], Callable[[str], None]] | None,
     comparer: Comparer,
 ) -> Iterator[Description | str]:
-    """For each picture, or tuple of them, in order, its description or an error message."""
+    """Yield the description of each picture (or tuple of pictures), in order, or an error message."""
     from mmdec import describe
 
     call = partial(describe, prompt=prompt, model=vlm, **options)
     if speaker is not None:
-        call([])  # wrong arguments end here: no picture is to blame
+        call([])  # raises for wrong arguments, before any picture can cause an error
         for source in questions:
             yield _streamed(source, call, speaker)
         return

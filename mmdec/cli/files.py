@@ -1,7 +1,8 @@
-"""Files of the command line: inputs and folders of them, outputs and how they are written, messages about what failed.
+"""Files of the command line: input files and folders, output files and how they are written, and messages about
+failures.
 
-What is wrong with a path is found before a model is loaded. Suffixes only say which files of a folder are meant; what a
-file is, its content says.
+Wrong paths are reported before a model is loaded. Suffixes only select files in a folder; the type of a file is
+detected from its content.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 @final
 @dataclass(frozen=True)
 class InputFile:
-    """A path as it was given, or one of a given folder; refusal: why it cannot be read, or ""."""
+    """A given path, or one in a given folder. refusal: why it cannot be read, or ""."""
 
     name: str
     refusal: str = ""
@@ -39,16 +40,16 @@ class InputFile:
 def input_files(
     given: Iterable[str | Path], argument: str, suffixes: Sequence[str], output: Path | None
 ) -> list[InputFile]:
-    """The files, those of folders and of the folders in them in the order of their names.
+    """The given files, and the files in given folders and their subfolders, sorted by name.
 
-    argument: what an error calls a file. suffixes: of the files of a folder. output: a folder of outputs, whose files
-    are no inputs.
+    argument: the word for a file in errors. suffixes: suffixes of the files to take from a folder. output: a folder of
+        outputs, whose files are not inputs.
     """
     return [file for name in given for file in _files(str(name), argument, suffixes, output)]
 
 
 def together_as_one(files: Sequence[InputFile]) -> InputFile:
-    """Several files that are one input: what is wrong with one of them is wrong with it."""
+    """Combine several files that form one input; if one of them is refused, the input is refused."""
     refusal = next((file.refusal for file in files if file.refusal), "")
     return InputFile(", ".join(file.name for file in files), refusal)
 
@@ -90,7 +91,8 @@ def output_paths(
     """The output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the directory
     `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten.
 
-    count: of outputs, named as the first inputs are; None: one for each input."""
+    count: number of outputs, named after the first inputs; None: one for each input.
+    """
     named = inputs[:count]
     above = next((folder for folder in output.parents if os.path.lexists(folder)), None)
     if above is not None and not os.path.isdir(above):
@@ -112,7 +114,7 @@ def output_paths(
                 target, number = output / f"{source.stem}-{number}{suffix}", number + 1
             targets.append(target)
             taken.add(target)
-    sources = {os.path.realpath(source) for source in inputs}  # resolve() raises where links go in circles
+    sources = {os.path.realpath(source) for source in inputs}  # resolve() raises for circular links
     for target in targets:
         if os.path.realpath(target) in sources:
             raise InputError(f"`--output` must not overwrite an input, but '{target}' is one. Name another directory.")
@@ -120,12 +122,13 @@ def output_paths(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text in one step: on an error the old one stays. Missing folders are created."""
+    """Write UTF-8 text in one step; on an error the old file stays. Missing folders are created."""
     write_whole(path, text.encode("utf-8"))
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Readable JSON. Bytes of a file name that are no UTF-8 are escaped, so that JSON readers get the same name."""
+    """Readable JSON. Bytes of a file name that are not valid UTF-8 are escaped, so that JSON readers get the same
+    name."""
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
@@ -135,12 +138,12 @@ def unwritten(path: Path, error: OSError) -> str:
 
 
 def failure(error: Exception) -> str:
-    """The message for an input that failed, in one line; for errors other than mmdec's own, with their type."""
+    """The one-line message for an input that failed. Errors other than mmdec's own include their type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"
 
 
 def try_write(target: Path | None, text: str) -> str:
-    """Write an output where it goes, if anywhere; the error message, or "" if it is written."""
+    """Write an output if it has a file. Returns the error message, or ""."""
     if target is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The inputs of one call with their outputs, what became of each, progress on stderr, and `--compare`."""
+"""The inputs and outputs of one call, the result of each, progress on stderr, and `--compare`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mmdec.checks.files import printable
 from mmdec.cli.files import InputFile, failure
 from mmdec.pipelines.comparison import verdict
 
-LIKELY_WRONG = 0.5  # confidences below it are warned of
+LIKELY_WRONG = 0.5  # a lower confidence causes a warning
 Target = TypeVar("Target")
 
 
 @final
 class Jobs(Generic[Target]):
-    """Says what failed, and at the end how many did."""
+    """Reports failed inputs, and at the end their number."""
 
     def __init__(self, files: Sequence[InputFile], targets: Sequence[Target], model: str) -> None:
-        """Says on stderr, before anything is loaded, which inputs cannot be read; exits with 1 if none can be."""
+        """Print on stderr, before anything is loaded, which inputs cannot be read. Exits with 1 if none can be read."""
         self.todo = [(file, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
         self.several = len(files) > 1
         self._total, self._model = len(files), model
@@ -39,15 +39,15 @@ class Jobs(Generic[Target]):
             self.end()
 
     def failed(self, name: str, message: str) -> None:
-        """Keep an input that failed for the end."""
+        """Report a failed input, and remember it for the end."""
         self._failed.append((name, message))
 
     def done(self, name: str, confidence: float) -> None:
-        """Keep how sure an output is for the end."""
+        """Remember an output's confidence for the end."""
         self._sure.append((name, confidence))
 
     def end(self, code: int = 0) -> None:
-        """Say which outputs are likely wrong and which inputs failed; exit with `code`, or with 1 if any failed."""
+        """Print which outputs are likely wrong and which inputs failed. Exits with `code`, or with 1 if any failed."""
         warn_of_unsure(self._sure, self._model)
         for name, message in self._failed:
             _say(name, message)
@@ -62,8 +62,8 @@ def _say(name: str, message: str) -> None:
 
 
 def warn_of_unsure(results: Sequence[tuple[str, float]], model: str) -> None:
-    """Warn on stderr of each output, (its input's name, its confidence), that is likely wrong. Only a model whose
-    confidence was fitted is believed."""
+    """Warn on stderr of each output that is likely wrong, if the model's confidence is calibrated. results: (input's
+    name, confidence)."""
     unsure = [(name, value) for name, value in results if value < LIKELY_WRONG]
     if not unsure or not _fitted(model):
         return
@@ -76,21 +76,21 @@ def warn_of_unsure(results: Sequence[tuple[str, float]], model: str) -> None:
 
 
 def _fitted(model: str) -> bool:
-    """Whether the model's folder holds a curve of confidence."""
+    """Whether the model's folder has a calibration of its confidence."""
     from mmdec.hub.find import find
     from mmdec.pipelines.confidence import FILE, read_calibrations
 
     try:
         return bool(read_calibrations(find(model, files=["config.json", FILE])))
-    except InputError:  # gone meanwhile
+    except InputError:  # the folder was removed meanwhile
         return False
 
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-AFTER = 0.5  # seconds of loading that say nothing
-EVERY = 30.0  # seconds between two lines; what is done sooner says nothing
+AFTER = 0.5  # seconds of loading before a message is printed
+EVERY = 30.0  # seconds between two lines; shorter work prints none
 
 
 @contextmanager
@@ -115,13 +115,13 @@ def loading(model: str, quiet: bool = False, timer: Callable[..., Any] = threadi
 
 
 class Lines:
-    """Says where the work is, at most once in `EVERY` seconds. count: as n of m, not in percent."""
+    """Prints the progress, at most once in `EVERY` seconds. count: print "n of m" instead of a percentage."""
 
     def __init__(self, count: bool, now: Callable[[], float] = time.monotonic) -> None:
         self._count, self._now, self._last = count, now, now()
 
     def tell(self, task: Any) -> None:
-        """task: of rich, with description, completed and total."""
+        """Print a line. task: a task of rich, with description, completed and total."""
         now = self._now()
         if now - self._last < EVERY:
             return
@@ -134,15 +134,15 @@ class Lines:
 
 @contextmanager
 def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """A bar on stderr, or lines where stderr is no terminal. count: show how many of how many are done.
+    """A progress bar on stderr, or lines if stderr is not a terminal. count: show "n of m".
 
-    now: the clock of the lines, in seconds.
+    now: the clock for the lines, in seconds.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     class Told(Progress):
-        """Tells `lines` of every step."""
+        """A progress that reports every step to `lines`."""
 
         def update(self, task_id: TaskID, *arguments: Any, **options: Any) -> None:
             super().update(task_id, *arguments, **options)
@@ -160,8 +160,8 @@ def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iter
         yield progress
 
 
-TURNS = 2  # runs of either kind, in turn; the faster one counts, for the first also makes what later ones find
-DIFFERS = 2  # exit code
+TURNS = 2  # runs of each kind, alternately; the faster one counts, because the first run also fills caches
+DIFFERS = 2  # exit code if a text differs
 
 Compare = Annotated[
     bool,
@@ -171,26 +171,29 @@ Compare = Annotated[
 
 @dataclass(frozen=True)
 class Comparison:
-    """One input's best times, in seconds, and whether both ways gave the same tokens."""
+    """One input's best times, in seconds, and whether the tokens with and without drafts are equal."""
 
     drafted: float
     plain: float
     same: bool
 
     def __str__(self) -> str:
-        """ "2.9 times faster, same text"; with the times."""
+        """The comparison in words, with the times: "2.9 times faster, same text"."""
         said = verdict(self.drafted, self.plain, self.same)
         return f"{said}: {self.drafted:.3f} s with drafts, {self.plain:.3f} s without"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as a dict for JSON."""
         ratio = self.plain / self.drafted if self.drafted > 0 else None
         return {"seconds": self.drafted, "seconds_plain": self.plain, "times_faster": ratio, "same_text": self.same}
 
 
 class Comparer:
-    """Makes calls that decode both ways. compare: False makes it do nothing. Raises InputError for what has no plain
-    counterpart: `drafter`, and `refused`, option names with whether they were given."""
+    """Runs calls with and without drafts, for `--compare`. compare: False: do nothing.
+
+    Raises InputError if there is nothing to compare with: `drafter` is none, or an option in `refused` (name -> whether
+        it was given) was given.
+    """
 
     def __init__(self, compare: bool, drafter: str, **refused: bool) -> None:
         self._on = compare
@@ -203,7 +206,8 @@ class Comparer:
                 raise InputError(f"`--compare` must come without `--{name}`, but that is given. Drop one of them.")
 
     def both(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call` of a list with one input, which is made with drafts and without, in turn; the drafted results."""
+        """Wrap `call`, for a list with one input: it runs with drafts and without, alternately, and returns the drafted
+        results."""
         if not self._on:
             return call
 
@@ -222,18 +226,18 @@ class Comparer:
         return compared
 
     def fields(self) -> dict[str, Any]:
-        """What the last input's JSON has beside its result."""
+        """The comparison's fields for the last input's JSON."""
         return {"compared": self._last.to_dict()} if self._last is not None else {}
 
     def tell(self, source: object, several: bool) -> None:
-        """Say on stderr what came of the last input."""
+        """Print on stderr the comparison for the last input."""
         if self._last is not None:
             name = f"{printable(str(source))}: " if several else ""
             print(f"{name}{self._last}", file=sys.stderr, flush=True)
 
     @property
     def code(self) -> int:
-        """The exit code: 2 where a text differed."""
+        """The exit code: 2 if a text differed."""
         return DIFFERS if self._differs else 0
 
 
@@ -246,8 +250,8 @@ def results_of(batch: list[Any], call: Callable[[list[Any]], Sequence[Any]]) -> 
     except BatchError as error:
         return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
     except MmdecError:
-        raise  # wrong arguments: no input is to blame
-    except Exception as error:  # caused by one input, unknown which: each alone
+        raise  # wrong arguments: not caused by an input
+    except Exception as error:  # caused by an unknown input: try each alone
         if len(batch) == 1:
             return [failure(error)]
         return [result for member in batch for result in results_of([member], call)]

@@ -1,4 +1,4 @@
-"""What verbs have in common: options, an example in the help, and errors that name options as they are typed."""
+"""Shared parts of the verbs: options, an example in the help, and errors that name options as users type them."""
 
 from __future__ import annotations
 
@@ -95,19 +95,19 @@ MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of
 
 
 def language_or_none(language: str) -> str | None:
-    """None, which asks for detection, for "auto"."""
+    """Convert "auto", which asks for detection, to None."""
     return None if language == "auto" else language
 
 
 def dtype_or_quick(dtype: str | None, device: str | None) -> torch.dtype:
-    """The named dtype, else bfloat16 on a GPU and float32 elsewhere. Raises InputError."""
+    """The named dtype; None: bfloat16 on a GPU and float32 elsewhere. Raises InputError."""
     from mmdec.checks.devices import check_dtype, quick_dtype
 
     return quick_dtype(device) if dtype is None else check_dtype(dtype)
 
 
 def log(line: str) -> None:
-    """A line of progress on stderr."""
+    """Print a line of progress on stderr."""
     print(line, file=sys.stderr)
 
 
@@ -115,13 +115,13 @@ STDOUT = "-"
 
 
 class Verb(TyperCommand):
-    """A command. Its errors name `--batch-size` where the library says `batch_size`.
+    """A command whose errors name options as typed: `--batch-size`, where the library says `batch_size`.
 
-    Where `--json` takes a file it needs none: at the end, or before another option, it means `--json -`.
+    `--json` takes a file, but also works without one: at the end, or before another option, it means `--json -`.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click does, once the value of `--json` is there."""
+        """Insert the missing value of `--json`, then parse as click does."""
         takes_file = any("--json" in option.opts and not getattr(option, "is_flag", True) for option in self.params)
         whole: list[str] = []
         for index, word in enumerate(args):
@@ -132,7 +132,7 @@ class Verb(TyperCommand):
         return super().parse_args(ctx, whole)
 
     def invoke(self, ctx: Any) -> Any:
-        """As click does."""
+        """Run the command as click does, with errors that name options as typed."""
         try:
             return super().invoke(ctx)
         except InputError as error:
@@ -140,7 +140,7 @@ class Verb(TyperCommand):
 
 
 def as_typed(message: str, params: Iterable[Any]) -> str:
-    """An error of the library with the verb's options as they are typed."""
+    """Replace argument names in a library's error by the verb's options."""
     for option in params:
         if isinstance(option, TyperOption) and option.name:
             typed = next(name for name in option.opts if name.startswith("--"))
@@ -149,5 +149,5 @@ def as_typed(message: str, params: Iterable[Any]) -> str:
 
 
 def as_verb(example: str) -> dict[str, Any]:
-    """For typer's `command`. example: what follows `mmdec`; the help ends with it."""
+    """Arguments of typer's `command`. example: an example call without `mmdec`, which ends the help."""
     return {"cls": Verb, "epilog": f"Example: mmdec {example}"}

@@ -1,4 +1,4 @@
-"""Where reports of `mmdec bench` and `mmdec eval` go: the screen, JSON, Markdown, plots, beside a saved run."""
+"""The outputs of `mmdec bench` and `mmdec eval` reports: screen, JSON, Markdown, plots, comparison with a saved run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_js
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WIDTH = 80  # columns of a table at most, however wide the terminal is
+WIDTH = 80  # the most columns of a table, even on a wider terminal
 
 
 def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any], Any]:
-    """A check of an option's file, made before anything is measured: only files that end in `suffix` are written.
+    """A check of an option's file, made before anything is measured: its name must end in `suffix`.
 
-    printed: the option takes -, too. `--json` takes the next word as its file: without the check that might be a
-    recording, which the report would overwrite.
+    printed: whether the option also accepts "-". `--json` takes the next word as its file: without this check that
+        could be a recording, which the report would overwrite.
     """
 
     def checked(target: Any) -> Any:
@@ -84,7 +84,8 @@ Against = Annotated[
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where a benchmark's report goes. Made before anything is measured: what cannot work is refused at once.
+    """The destinations of a benchmark's report. It is created before anything is measured, to refuse impossible ones at
+    once.
 
     A benchmark that `reporting` decorates has the annotated fields as options.
     """
@@ -94,7 +95,7 @@ class Destinations:
     markdown: MarkdownTo = None
     plots: PlotsTo = None
     against: Against = None
-    metrics: Path | None = None  # of `bench show` alone
+    metrics: Path | None = None  # only for `bench show`
 
     def __post_init__(self) -> None:
         if self.json == STDOUT and self.markdown == STDOUT:
@@ -131,9 +132,9 @@ class Destinations:
 
 
 def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None]:
-    """A benchmark for typer: what it returns goes where the options say that `Destinations` is made of.
+    """Decorate a benchmark for typer: add the options of `Destinations`, and write its report there.
 
-    The exit code is 1 where a run lacks a benchmark.
+    The exit code is 1 if a run lacks a benchmark.
     """
     own = signature(verb, eval_str=True).parameters
     options = [
@@ -161,7 +162,7 @@ def deliver_report(
     json_to: str | None,
     table: Callable[[dict[str, Any]], RenderableType],
 ) -> None:
-    """Print an evaluation's report as a table, or as JSON; write it as JSON where a file is named."""
+    """Print an evaluation's report as a table or as JSON; also write it as JSON if a file is given."""
     text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
     for path in (output, None if json_to in (None, STDOUT) else Path(str(json_to))):
         if path is not None:
@@ -173,7 +174,7 @@ def deliver_report(
 
 
 def show(table: RenderableType) -> None:
-    """Print a table: 80 columns, fewer where the terminal has fewer."""
+    """Print a table of 80 columns, or fewer if the terminal is narrower."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -182,5 +183,5 @@ def show(table: RenderableType) -> None:
 
 
 def print_result(result: Mapping[str, Any], as_json: bool, text: str) -> None:
-    """One result of a verb that writes a folder: a sentence, or one JSON object."""
+    """Print the result of a verb that writes a folder: a sentence, or one JSON object."""
     print(json_text(dict(result)) if as_json else text)

@@ -25,7 +25,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train or resume each model that comes with mmdec, in runs/, within a time limit."""
-    start = time.time()  # the import of what trains counts towards the minutes
+    start = time.time()  # importing the training code counts towards the minutes
     check_finite("minutes", minutes, "Give 25, for instance.")
     from mmdec.training.make_train import main
 
@@ -44,7 +44,7 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
-    """What training and its processes print goes to stderr: stdout is for the JSON alone."""
+    """A context that sends the output of training and its processes to stderr; stdout is for the JSON only."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

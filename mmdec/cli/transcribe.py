@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mmdec.pipelines.transcription.transcript import Transcript
 
 FALLBACK = (
-    "Long recordings, and windows that are decoded again"  # a table of its own: names as long as these need the room
+    "Long recordings, and windows that are decoded again"  # a separate table, because these long names need the width
 )
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
@@ -179,7 +179,7 @@ def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscribe
 def _transcripts(
     inputs: Sequence[Path], whisper: LoadedTranscriber, options: dict[str, Any], comparer: Comparer
 ) -> Iterator[Transcript | str]:
-    """For each input, in order, its transcript or an error message. Inputs are decoded in batches."""
+    """Yield each input's transcript, in order, or an error message. Inputs are decoded in batches."""
     from mmdec import transcribe
 
     size = options["batch_size"]
@@ -199,7 +199,7 @@ def _advance(progress: Progress, task: TaskID, done: float, total: float) -> Non
 
 
 def _targets(inputs: Sequence[Path], output: Path | None, kind: str) -> list[Path | None]:
-    """The output file of each input; None where its text is printed."""
+    """The output file of each input; None if its text is printed."""
     if output is None:
         return [None] * len(inputs)
     return [*output_paths(inputs, output, tuple(SUFFIXES.values()), SUFFIXES[kind])]

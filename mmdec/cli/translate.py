@@ -105,12 +105,13 @@ def translate(
 def _translated(
     source: Path, target: Path, call: Callable[[Path], Translation], report: Callable[..., str]
 ) -> float | str:
-    """Translate one file and print what came of it; its confidence if it is written, else the error message."""
+    """Translate one file and print the result. Returns the confidence of a written translation, or the error
+    message."""
     start = time.monotonic()
     try:
         result = call(source)
         result.save(target)
-    except OSError as error:  # from writing: reading raises InputError
+    except OSError as error:  # from writing; reading raises InputError
         return unwritten(target, error)
     except Exception as error:  # one file must not stop the others
         return failure(error)

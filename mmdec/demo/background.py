@@ -1,7 +1,7 @@
-"""A request's work in a thread of its own, which reports as it goes and ends when nobody waits for it any more.
+"""Runs a request's work in its own thread. The thread reports progress, and ends when nobody waits for it any more.
 
-Gradio closes a handler's generator when a visitor presses Stop or leaves the page. The work learns of it when it next
-reports, which every decoding does between two rounds.
+Gradio closes a handler's generator when a visitor presses Stop or leaves the page. The work notices this at its next
+report; every decoding reports between two rounds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from mmdec.demo.sentences import sentence, status
 
 DECODERS = 2  # requests that decode at the same time; the others wait in the queue
-TICK = 0.2  # seconds after which a generator looks whether it was closed
+TICK = 0.2  # seconds after which a generator checks whether it was closed
 LOOK = 0.005  # seconds between two checks whether the page has received an update
 
-Update = Mapping[str, Any]  # an output's name: its new value
+Update = Mapping[str, Any]  # output's name -> its new value
 _slots = threading.BoundedSemaphore(DECODERS)  # a stopped request holds its slot until its round is over
 _running = 0
 _counting = threading.Lock()
@@ -28,21 +28,23 @@ class Stopped(Exception):
 
 
 class Tell(Protocol):
-    """How work reports: new values by their output's name, or none, only to learn whether to go on."""
+    """The callback with which work reports: new values by their output's name; or none, only to learn whether to
+    continue."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
-        """first: come back only when the page has been given these values. Raises Stopped."""
+        """first: return only after the page has received these values. Raises Stopped."""
         ...
 
 
 def running() -> int:
-    """Requests whose work is not over."""
+    """The number of requests whose work has not ended."""
     with _counting:
         return _running
 
 
 def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
-    """Run the work in a thread and yield its updates; an empty one every `TICK` seconds. Close the iterator to stop it.
+    """Run the work in a thread and yield its updates; an empty update every `TICK` seconds. Close the iterator to stop
+    the work.
 
     An error becomes the value of the output "status".
     """

@@ -1,4 +1,5 @@
-"""The tab that answers questions about pictures: the race between drafters, and what a drafter kept of the picture."""
+"""The tab that answers questions about pictures: the race between drafters, and which parts of the picture a drafter
+kept."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.answer import Description
 from mmdec.pipelines.description.describe import available_drafters, describe
 
-DRAFT = (24, 5)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
+DRAFT = (24, 5)  # nodes and depth of a drafted tree: fixed, so that the race does not depend on a learned budget
 MAX_NEW_TOKENS = 200
-MAX_LETTERS = 500  # of a question
-MAX_PIXELS = 16_000_000  # of a picture here; the library takes more
-SIDE = 1024  # pixels of the longer side, at most, as drafters and model get it: each run makes it small anew
-SENT = 640  # the same as it is sent to the browser
+MAX_LETTERS = 500  # the most letters of a question
+MAX_PIXELS = 16_000_000  # the most pixels of an upload here; the library accepts more
+SIDE = 1024  # the longest side in pixels when decoding: each run scales the picture down again
+SENT = 640  # the same for the picture that the browser gets
 QUESTION = "Describe this image."
 NOTE = (
     "A small model answers questions about drawn pictures: menus, timetables, streets, rooms, tickets, maps. A drafter "
@@ -44,7 +45,7 @@ TOKEN = "A visual token is a small square of the picture, as the model sees it."
 READ = f'<h3>What the drafters read of the picture</h3><p class="mm-note">{TOKEN}</p>'
 ID = "mm-describe"
 _CHOSEN = "Its gate, which reads the question, chose to"
-COMPRESSED = {  # how a drafter made the picture smaller, in words
+COMPRESSED = {  # how a drafter compressed the picture, in words
     "prune": f"{_CHOSEN} keep the squares that count most.",
     "pool": f"{_CHOSEN} average neighbours.",
     "conv": f"{_CHOSEN} fold neighbours into one (a convolution).",
@@ -56,12 +57,12 @@ COMPRESSED = {  # how a drafter made the picture smaller, in words
 
 
 def drafters() -> dict[str, str]:
-    """The drafters with weights for the model -> a line on each."""
+    """The drafters with weights for the model: name -> a one-line description."""
     return available_drafters(load_vlm(DEFAULT_MODEL))
 
 
 def picture(path: str | Path | None) -> np.ndarray:
-    """An upload as (H, W, 3) uint8, made smaller where it is large. Raises InputError."""
+    """Read an upload as (H, W, 3) uint8, and scale it down if it is large. Raises InputError."""
     require(bool(path), "Choose a picture, or press one of the samples first.")
     pixels = read_image(str(path), max_pixels=MAX_PIXELS)
     if max(pixels.shape) <= SIDE:
@@ -72,7 +73,7 @@ def picture(path: str | Path | None) -> np.ndarray:
 
 
 def checked(question: str | None) -> str:
-    """The question. Raises InputError."""
+    """Check a question, and return it. Raises InputError."""
     text = (question or "").strip()
     require(bool(text), "The question must be text, but is empty. Ask something about the picture.")
     require(
@@ -85,8 +86,8 @@ def checked(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """One run with its rounds. live: the text is told as it is accepted. Between two rounds it looks whether it was
-    stopped."""
+    """Run once, and return the answer with its rounds. live: show the text as it is accepted. Between two rounds it
+    checks whether it was stopped."""
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
     nodes = None if drafter is None else DRAFT
@@ -102,12 +103,12 @@ def decode(
 
 
 def asked(question: str) -> str:
-    """The question, above its answer."""
+    """The question as HTML, to be put above its answer."""
     return f'<p class="mm-from">{escape(question)}</p>'
 
 
 def text_html(result: Description, question: str, truth: str = "") -> str:
-    """Question and answer, and what is really drawn."""
+    """Question and answer as HTML. truth: what the picture really shows."""
     calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
     drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
@@ -131,14 +132,14 @@ def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
 
 
 def preview(tell: Tell, path: str | None) -> None:
-    """Show a picture that was just chosen."""
+    """Show a picture that was just selected."""
     if path:
         tell(picture=picture_html(picture(path), Path(path).name), status=status("Now ask a question about it."))
 
 
 def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
-    """The first drafter's answer first, as it is written; then all of them and plain decoding, for the race. What is
-    drawn meanwhile would cost one lane alone time."""
+    """Answer with the first drafter, showing the text as it is accepted. Then run the other drafters and plain decoding
+    for the race, without showing text: updates during a run would slow it down."""
     tell(picture=picture_html(pixels, name))
     first, _ = decode(tell, pixels, question, chosen[0] if chosen else None, live=True)
     tell(text=text_html(first, question, truth), status=status("Answered. Now the race …", "busy"))
@@ -165,7 +166,7 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
 
 
 def warm() -> None:
-    """Load the model and its drafters, and run each once."""
+    """Load the model and its drafters, and run each drafter once."""
     for sample in shipped.pictures()[:1]:
         for drafter in (*drafters(), None):
             nodes = None if drafter is None else DRAFT
@@ -173,7 +174,7 @@ def warm() -> None:
 
 
 def tab() -> None:
-    """Add the tab to the page that is being built."""
+    """Add this tab to the page."""
     names = list(drafters())
     with gr.Tab("Describe", id="describe"):
         with gr.Row(equal_height=False):
@@ -205,7 +206,7 @@ def tab() -> None:
 
 
 def data_address(pixels: np.ndarray) -> str:
-    """Pixels (H, W, 3) uint8 as an address that holds the picture itself."""
+    """A data URL with the picture (H, W, 3) uint8."""
     picture = to_pil(pixels)
     picture.thumbnail((SENT, SENT))
     written = io.BytesIO()
@@ -214,13 +215,14 @@ def data_address(pixels: np.ndarray) -> str:
 
 
 def side_of(tokens: int) -> int | None:
-    """The grid's side where an image's visual tokens fill a square, as they do for LLaVA; else None."""
+    """The side of the grid if an image's visual tokens form a square, as for LLaVA; else None."""
     side = math.isqrt(tokens)
     return side if tokens and side * side == tokens else None
 
 
 def kept_svg(kept: Sequence[float]) -> str:
-    """A veil over what the drafter dropped: one cell for each visual token, darker the less of it is kept."""
+    """An SVG overlay that darkens what the drafter dropped. kept: how much of each visual token is kept; darkness is
+    relative to the largest."""
     side = side_of(len(kept))
     if side is None:
         return ""
@@ -249,7 +251,7 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
 
 
 def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
-    """The picture; with `kept` its veil, with a caption a line below it."""
+    """The picture as HTML. kept: shares for the overlay. caption: a line below it."""
     height, width = pixels.shape[:2]
     veil = "" if kept is None else kept_svg(kept)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""

@@ -1,4 +1,4 @@
-"""What is refused before Gradio sees it: other names and other sites, pages for programs, and too much at once."""
+"""Refuses requests before Gradio handles them: from other hosts or sites, to pages for programs, or too large ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, final
 from urllib.parse import urlsplit
 
-MAX_BYTES = 20_000_000  # of an upload
-MAX_FORM = 100_000  # beside the file in an upload's request
-MAX_MESSAGE = 1_000_000  # bytes of any other request
-TOTAL_BYTES = 1_000_000_000  # of all that the server keeps for its visitors at one time
-LEAST = 4096  # bytes that a file takes on a disk
+MAX_BYTES = 20_000_000  # the most bytes of an upload
+MAX_FORM = 100_000  # the most bytes besides the file in an upload's request
+MAX_MESSAGE = 1_000_000  # the most bytes of any other request
+TOTAL_BYTES = 1_000_000_000  # the most bytes that the server stores for all visitors at one time
+LEAST = 4096  # bytes that a file takes on disk at least
 AGE = 3600  # seconds after which uploads and sounds are deleted
 LOCAL = ("localhost", "127.0.0.1", "::1")
 UPLOAD = "/gradio_api/upload"
-CLOSED = (  # Gradio's pages for programs and for who runs it
+CLOSED = (  # Gradio's pages for programs and administrators
     "/monitoring",
     "/docs",
     "/redoc",
@@ -41,21 +41,22 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @final
 class Guard:
-    """An ASGI application in front of another.
+    """An ASGI application that checks requests and passes them to another one.
 
-    host: the address that is listened at. names: further host names of the page, asked anew each time: what a proxy
-    forwards may come under them. This machine's own names, and the address at which a request arrived, are always
-    taken. total: bytes that may be kept.
+    host: the address that the server listens on. names: further host names of the page, read again for each request: a
+        proxy may forward requests with these names. This machine's own names, and the address at which a request
+        arrived, are always accepted.
+    total: the most bytes that may be stored.
 
-    Another site's page can reach a server on its visitor's machine in two ways: by a name of its own that it lets point
-    there, which is another `Host`, or by a form that it sends there, with another `Origin`.
+    Another site can reach a server on its visitor's machine in two ways: by a name of its own that points to this
+    machine (another `Host`), or by a form that it sends here (another `Origin`).
     """
 
     def __init__(
         self, app: App, host: str, names: Callable[[], Iterable[str]] = tuple, total: int = TOTAL_BYTES
     ) -> None:
         self._app, self._host, self._names, self._total = app, host.strip("[]"), names, total
-        self._arriving = 0  # bytes of uploads that are on their way
+        self._arriving = 0  # bytes of uploads in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
@@ -74,7 +75,7 @@ class Guard:
             await self._bounded(scope, receive, send, path, _length(headers))
 
     def _known(self, headers: MutableMapping[str, str], scope: Scope) -> bool:
-        """Whether a request is for this page, and from this page or from no page."""
+        """Whether a request is addressed to this page, and comes from this page or from no page."""
         host, origin = headers.get("host", ""), headers.get("origin")
         names = {name.lower() for name in self._names()}
         arrived = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
@@ -83,7 +84,7 @@ class Guard:
         return origin is None or origin.lower().partition("://")[2] == host.lower() or name_of(origin) in names
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, path: str, length: int | None) -> None:
-        """Pass on a request that is not too large, in a server that does not keep too much."""
+        """Pass on a request unless it is too large or the server has stored too much."""
         upload = path == UPLOAD
         most = MAX_BYTES + MAX_FORM if upload else MAX_MESSAGE
         if length is None or length > most:
@@ -118,7 +119,7 @@ def name_of(address: str) -> str:
 
 
 async def refuse(scope: Scope, send: Send, status: int, words: str) -> None:
-    """Answer in a sentence."""
+    """Answer with this status and sentence."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
@@ -130,7 +131,7 @@ async def refuse(scope: Scope, send: Send, status: int, words: str) -> None:
 
 @contextmanager
 def private_uploads() -> Iterator[Path]:
-    """A folder of this server's own for what visitors send and get, which Gradio takes; deleted at the end."""
+    """A context with a folder for visitors' uploads and results, which Gradio uses. It is deleted at the end."""
     before = os.environ.get("GRADIO_TEMP_DIR")
     if before:
         Path(before).mkdir(parents=True, exist_ok=True)
@@ -145,12 +146,12 @@ def private_uploads() -> Iterator[Path]:
 
 
 def uploads_folder() -> Path:
-    """Gradio's folder for files, which `private_uploads` makes."""
+    """Gradio's folder for files, created by `private_uploads`."""
     return Path(os.environ["GRADIO_TEMP_DIR"])
 
 
 def held(folder: Path, now: Callable[[], float] = time.time) -> int:
-    """Bytes of all files in the folder, at least a disk's block for each. Deletes the remains of broken uploads after
+    """Bytes of all files in the folder, at least a disk block for each. It also deletes remains of broken uploads after
     `AGE` seconds, which Gradio does not."""
     total = 0
     for place, _, names in os.walk(folder):
@@ -162,6 +163,6 @@ def held(folder: Path, now: Callable[[], float] = time.time) -> int:
                     path.unlink()
                 else:
                     total += max(state.st_size, LEAST)
-            except FileNotFoundError:  # deleted meanwhile
+            except FileNotFoundError:  # deleted by someone else
                 continue
     return total

@@ -1,4 +1,4 @@
-"""Pieces that the tabs share: their samples, Run and Stop, how work reaches the page, what may be uploaded; colours."""
+"""Shared parts of the tabs: samples, Run and Stop, how work reports to the page, limits of uploads, and colours."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mmdec.demo.background import DECODERS, updates
 from mmdec.demo.sentences import require, status
 from mmdec.pipelines.inputs import read
 
-RATE = 16_000  # Hz of every recording that `read` gives
-MAX_SECONDS = 60.0  # of a recording
-SHORT = 0.7  # of the window's height: results that begin below are scrolled to
+RATE = 16_000  # Hz of all recordings that `recording` returns
+MAX_SECONDS = 60.0  # the longest recording
+SHORT = 0.7  # of the window's height: if results begin below it, the page scrolls to them
 WAITING = status("Waiting for a free place …", "busy")
 FAILED = status("The server did not take this. Please try again.", "error")
 
 Work = Callable[..., None]  # (tell, *values of the inputs)
-FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # nothing is fetched
-COLOURS = {  # Gradio's own teal is too light below white letters, and on white
-    "background_fill_primary": "*neutral_50",  # the soft theme's own, which `set` forgets
+FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # installed only
+COLOURS = {  # Gradio's own teal has too little contrast with white
+    "background_fill_primary": "*neutral_50",  # the soft theme's own values, which `set` would lose
     "block_label_text_color": "*primary_800",
     "block_label_background_fill_dark": "*primary_700",
     "block_title_text_color": "*primary_800",
@@ -50,7 +50,7 @@ COLOURS = {  # Gradio's own teal is too light below white letters, and on white
 class Controls:
     """A tab's buttons, and the inputs that a run reads."""
 
-    samples: Sequence[Any]  # a button for each sample
+    samples: Sequence[Any]  # one button for each sample
     run: Any
     stop: Any
     own: Sequence[Any]  # inputs that a sample does not need: a visitor's recording, picture, question
@@ -64,12 +64,12 @@ def recording(path: str | Path | None) -> Tensor:
 
 
 def playable(samples: Tensor | np.ndarray) -> np.ndarray:
-    """Samples (T,) in [-1, 1] as gr.Audio takes them without changing their loudness: int16."""
+    """Samples (T,) in [-1, 1] as int16, which gr.Audio plays without changing their loudness."""
     return (np.clip(np.asarray(samples), -1, 1) * 32767).astype(np.int16)
 
 
 def handler(work: Work, outputs: Mapping[str, Any]) -> Callable[..., Iterator[Any]]:
-    """Work as Gradio calls it: a generator of new values by component. Closing it stops the work."""
+    """Wrap work as a Gradio handler: a generator of new values by component. Closing the generator stops the work."""
 
     def handle(*values: Any) -> Iterator[Any]:
         reports = updates(lambda tell: work(tell, *values))
@@ -97,8 +97,8 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
 
 
 def say_waiting(event: Any, line: Any, results: str = "") -> None:
-    """Say in the browser, at once, that a request waits. results: the id of what is scrolled to, for on a small screen
-    it lies below what is pressed."""
+    """Show in the browser, at once, that a request waits. results: id of the element to scroll to, because on a small
+    screen it is below the button."""
     event(
         None,
         line,
@@ -116,7 +116,8 @@ def status_line(text: str) -> Any:
 
 
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
-    """End these events; decoding ends with its present round. line: where it is said."""
+    """Let a button stop these events; decoding ends after its current round. line: the status line where this is
+    shown."""
     button.click(
         lambda: status("Stopped. Nothing is being decoded for you any more."),
         None,
@@ -129,27 +130,27 @@ def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
 
 
 def intro(title: str, note: str) -> None:
-    """The tab's heading, what its model can do, and above the samples what they are for."""
+    """Add the tab's heading, a note on what its model can do, and a line above the samples."""
     gr.HTML(f'<h2>{title}</h2><p class="mm-note">{note}</p><h3>Press one to try</h3>')
 
 
 def sample_button(label: str, picture: Path | None = None) -> Any:
-    """A sample's button; one with a picture is narrower."""
+    """Add a sample's button; a button with a picture is narrower."""
     return gr.Button(label, size="sm", min_width=90 if picture else 120, icon=str(picture) if picture else None)
 
 
 def recording_input(tab: str, language: str) -> Any:
-    """The component to record or upload speech. tab: prefix of its elements' ids."""
+    """Add the component for recording or uploading speech. tab: prefix of its elements' ids."""
     return gr.Audio(
         sources=["upload", "microphone"],
         type="filepath",
         elem_id=f"{tab}-source",
-        label=f"{language}, up to {MAX_SECONDS:g} s",  # a phone has no room for more beside the player's buttons
+        label=f"{language}, up to {MAX_SECONDS:g} s",  # short: a phone has little room beside the player's buttons
     )
 
 
 def run_and_stop(tab: str, label: str) -> tuple[Any, Any]:
-    """The two buttons, side by side; `bind` gives them their events."""
+    """Add the two buttons, side by side; `bind` gives them their events."""
     with gr.Row():
         run = gr.Button(label, variant="primary", elem_id=f"{tab}-go")
         return run, gr.Button("Stop", variant="stop", min_width=90, scale=0)
@@ -163,9 +164,9 @@ def bind(
     sample_work: Work,
     others: Sequence[Any] = (),
 ) -> None:
-    """Give the buttons their events. `work` gets the values of own and settings; `sample_work` the sample's number and
-    those of settings. others: further events that Stop ends."""
-    for button in (*controls.samples, controls.run):  # first: the browser does what a click causes one after the other
+    """Give the buttons their events. `work` gets the values of `own` and `settings`; `sample_work` gets the sample's
+    number and the values of `settings`. others: further events that Stop ends."""
+    for button in (*controls.samples, controls.run):  # bound first: the browser runs a click's handlers in order
         say_waiting(button.click, outputs["status"], f"{tab}-results")
     events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
     for number, button in enumerate(controls.samples):
@@ -176,7 +177,7 @@ def bind(
 
 
 def numbered(sample_work: Work, number: int) -> Work:
-    """The work of one sample."""
+    """The work for the sample with this number."""
     return lambda tell, *values: sample_work(tell, number, *values)
 
 

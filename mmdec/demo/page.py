@@ -25,9 +25,9 @@ from mmdec.demo.guard import AGE, MAX_BYTES, Guard, private_uploads
 from mmdec.demo.layout import style, theme
 
 TABS = (translate, transcribe, describe)  # in order
-WAITING = 64  # requests in the queue; further ones are refused
-SWEEP = 600  # seconds: every so often, uploads and sounds that are older than AGE are deleted
-LOCAL = "127.0.0.1"  # where Gradio looks whether a port is free, whatever the host is
+WAITING = 64  # the most requests in the queue; further ones are refused
+SWEEP = 600  # seconds between two deletions of uploads and sounds older than AGE
+LOCAL = "127.0.0.1"  # Gradio checks here whether a port is free, whatever the host is
 TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
     "<h1>mmdec</h1><p class='mm-lead'>Speech and vision-language models that write many tokens in one pass. Where a "
@@ -37,7 +37,7 @@ LEAD = (
 
 
 def build() -> gr.Blocks:
-    """The page, not yet served."""
+    """Build the page, without serving it."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SWEEP, AGE)) as page:
         gr.HTML(LEAD)
         with gr.Tabs():
@@ -48,13 +48,13 @@ def build() -> gr.Blocks:
 
 
 def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Options of Gradio's `launch`. The server gives out only uploads and samples; `Guard` refuses foreign requests.
+    """Options for Gradio's `launch`. The server gives out only uploads and samples; `Guard` refuses foreign requests.
 
-    host: the address to listen at. names: further host names of the page.
+    host: the address to listen on. names: further host names of the page.
     """
 
     def known() -> Iterable[str]:
-        shared = urlsplit(getattr(page, "share_url", None) or "").hostname  # there once the page is served
+        shared = urlsplit(getattr(page, "share_url", None) or "").hostname  # set once the page is served
         return (*names, shared) if shared else names
 
     return {
@@ -70,9 +70,10 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
 
 
 def warm() -> None:
-    """Load every model and run it once, and load what Gradio loads, so that the first visitor does not wait."""
+    """Load every model and run it once, and import what Gradio imports late, so that the first visitor does not
+    wait."""
     with suppress(ImportError):
-        import_module("matplotlib.pyplot")  # where it is installed, Gradio imports it in its first request: a second
+        import_module("matplotlib.pyplot")  # Gradio imports it in the first request, which takes a second
     for tab in TABS:
         tab.warm()
 
@@ -80,10 +81,10 @@ def warm() -> None:
 def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
     """Warm the models, build the page and serve it until interrupted.
 
-    host: "0.0.0.0" lets other machines in. names: host names under which the page is reached, beside this machine's
-    address: a Space's, or that of a proxy. Requests to other names are refused.
+    host: the address to listen on; "0.0.0.0" allows requests from other machines. names: further host names of the
+        page, such as a Space's or a proxy's. Requests to other names are refused.
 
-    Raises MmdecError, before a model is loaded, where no page can be served at this address.
+    Raises MmdecError, before a model is loaded, if no page can be served at this address.
     """
     with private_uploads():
         with ExitStack() as kept:
@@ -95,7 +96,7 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that holds the address while the models are loaded; to be closed before the page is served there."""
+    """A socket that reserves the address while the models are loaded. The caller must close it before serving."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host  # as browsers write an IPv6 address
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]

@@ -1,7 +1,8 @@
-"""The race: ways of decoding side by side, drawn pass by pass and slower than they ran; rounds of tokens as its lanes.
+"""Draws the race: several ways of decoding side by side, pass by pass and slower than they ran. Also turns rounds into
+its lanes.
 
-Nothing is decoded here. Each lane lists the pieces that a run accepted in each pass, and when; the browser shows them
-at a slower pace.
+Nothing is decoded here. Each lane has the pieces that a run accepted in each pass, with the times; the browser shows
+them at a slower pace.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from mmdec.demo.background import Tell
 from mmdec.pipelines.comparison import verdict
 
 PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # below 1: faster than it ran
-SHOWN = 7.0  # seconds that the slowest lane may take on the page
+SHOWN = 7.0  # the most seconds that the slowest lane takes on the page
 AGAIN = (
     "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"
     "race.classList.add('mm-go')"
 )
 REFRESH = 0.15  # seconds between two updates of text that is still being decoded
-BROKEN = "\ufffd"  # a token that is part of a letter shows nothing until the letter is whole
+BROKEN = "\ufffd"  # shown for an incomplete character, so it is hidden until the character is complete
 
 
 @dataclass(frozen=True)
 class Step:
     """One pass: the pieces that it accepted, and when it ended."""
 
-    seconds: float  # since the lane began
-    pieces: list[str]  # a text's tokens with their spaces
-    silent: int = 0  # tokens that show nothing: times, the end
+    seconds: float  # since the lane's start
+    pieces: list[str]  # a text's tokens, with their spaces
+    silent: int = 0  # number of tokens without visible text: timestamps, the end
 
     @property
     def count(self) -> int:
@@ -41,14 +42,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Lane:
-    """One way of decoding."""
+    """One way of decoding, drawn as one row."""
 
     name: str
-    note: str  # what it is, in words
+    note: str  # a description in words
     steps: list[Step]
-    verdict: str = ""  # how its time and its output compare
-    equal: bool | None = None  # None where no output is compared
-    per_pass: float | None = None  # the result's own tokens per round, where it has one
+    verdict: str = ""  # a comparison of its time and its output
+    equal: bool | None = None  # whether the output equals the baseline's; None if it is not compared
+    per_pass: float | None = None  # the result's own tokens per round, if it has them
 
     @property
     def seconds(self) -> float:
@@ -60,13 +61,13 @@ class Lane:
 
 
 def pace(lanes: Sequence[Lane]) -> float:
-    """How many times slower the race is shown: a round number, so that the slowest lane takes at most SHOWN seconds."""
+    """The slow-down factor: a round number with which the slowest lane takes at most SHOWN seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)
     return max((factor for factor in PACES if factor * longest <= SHOWN), default=PACES[0])
 
 
 def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
-    """The race as HTML. unit: what a piece is called, in the plural; start: a sentence on when the clock begins."""
+    """The race as HTML. unit: the plural word for pieces. start: a sentence on when the clock starts."""
     factor = pace(lanes)
     longest = max((lane.seconds for lane in lanes), default=0.0) or 1.0
     parts = [
@@ -81,14 +82,14 @@ def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
 
 
 def pace_words(factor: float) -> str:
-    """How the race is shown."""
+    """The slow-down factor in words."""
     if factor == 1:
         return "at the speed at which it ran"
     return f"{factor:g} times slower than it ran" if factor > 1 else f"{1 / factor:g} times faster than it ran"
 
 
 def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
-    """One lane: name, pieces, bar and figures."""
+    """One lane as HTML: name, pieces, bar and figures."""
     seconds = lane.seconds * factor
     width = 100 * lane.seconds / longest
     verdict = ""
@@ -105,7 +106,7 @@ def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
 
 
 def figures(lane: Lane, unit: str) -> str:
-    """Passes, milliseconds, pieces per pass: the library's figure where there is one."""
+    """Text with passes, milliseconds, and pieces per pass (the library's figure if there is one)."""
     passes, pieces = len(lane.steps), sum(step.count for step in lane.steps)
     per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
     each = "" if per_pass is None else f" · {per_pass:.1f} {unit} per pass"
@@ -113,7 +114,7 @@ def figures(lane: Lane, unit: str) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as text: 3.4 ms, 120 ms, 2.4 s."""
+    """Format seconds: 3.4 ms, 120 ms, 2.4 s."""
     value = seconds * 1000
     if value >= 1000:
         return f"{seconds:.1f} s"
@@ -121,7 +122,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
-    """Pieces in the colour of their pass, each shown when its pass was over."""
+    """Pieces as HTML, in the colour of their pass; each appears when its pass has ended."""
     spans = []
     for number, step in enumerate(steps, 1):
         colour, late = (number - 1) % 6, step.seconds * factor
@@ -154,7 +155,7 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
 
 
 class Decoded(Protocol):
-    """A result that has its tokens."""
+    """A result that has token ids."""
 
     @property
     def tokens(self) -> list[int]: ...
@@ -164,7 +165,7 @@ class Decoded(Protocol):
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    """The text that each of `tokens` adds, after the tokens `before`. Special tokens add nothing, and are left out."""
+    """The text that each of `tokens` adds after the tokens `before`. Special tokens add no text and are left out."""
     seen = list(before)
     text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)
     special = set(tokenizer.all_special_ids)
@@ -183,7 +184,7 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
 
 
 def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
-    """Rounds of one row as the race's steps; their clock counts what drafter, model and verification took."""
+    """Convert one row's rounds to steps. Their times are sums of drafter, model and verification."""
     seconds, before = 0.0, list[int]()
     timeline: list[Step] = []
     for round_ in rounds:
@@ -195,7 +196,7 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
 
 
 def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
-    """Keeps every round in `rounds`, and learns between two of them whether to go on.
+    """A callback that stores every round in `rounds`, and checks between two rounds whether the work was stopped.
 
     head: HTML above the text, which is then shown as it is accepted; None: no text is shown.
     """
@@ -218,8 +219,8 @@ def against_plain(
     drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
     plain: tuple[Decoded, Sequence[Round]],
 ) -> list[Lane]:
-    """A lane for each drafted run (name, note, result with its rounds), then plain decoding, with which they are
-    compared."""
+    """One lane for each drafted run (name, note, result with its rounds), compared with plain decoding, which is the
+    last lane."""
     baseline = Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1]))
     lanes: list[Lane] = []
     for name, note, (result, rounds) in drafted:

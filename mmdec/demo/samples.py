@@ -1,4 +1,4 @@
-"""The recordings and pictures that the page offers with one click: those of data/samples, also from a wheel."""
+"""The sample recordings and pictures of the page: those of data/samples, or their copies in an installed wheel."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")  # an installed wheel, then a checkout
+FOLDERS = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")  # in an installed wheel; in a checkout
 PICTURES = ("menu.png", "timetable.png", "street.png")
 ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A file, and what is said or seen in it."""
+    """A file, with its spoken text or the description of its picture."""
 
     path: Path
     text: str
-    question: str = ""  # about a picture, with its answer
+    question: str = ""  # a question about a picture
     answer: str = ""
 
 
@@ -31,20 +31,20 @@ def folder() -> Path:
 
 @cache
 def french() -> tuple[Sample, ...]:
-    """Recordings with their French text."""
+    """French recordings with their text."""
     return tuple(Sample(folder() / row[0], row[1]) for row in _rows(folder() / "samples.tsv") if len(row) > 1)
 
 
 @cache
 def english() -> tuple[Sample, ...]:
-    """Recordings with their English text."""
+    """English recordings with their text."""
     texts = {row[0]: row[2] for row in _rows(folder() / "english" / "samples.tsv") if len(row) > 2}
     return tuple(Sample(folder() / "english" / name, texts[name]) for name in ENGLISH if name in texts)
 
 
 @cache
 def pictures() -> tuple[Sample, ...]:
-    """Pictures, each with its question for a description."""
+    """Pictures, each with a question that asks for a description."""
     rows = _rows(folder() / "images" / "samples.tsv")
     asked = {row[0]: (row[2], row[3]) for row in rows if len(row) > 3 and row[1] == "describe"}
     return tuple(
@@ -53,7 +53,7 @@ def pictures() -> tuple[Sample, ...]:
 
 
 def _rows(table: Path) -> list[list[str]]:
-    """A tab-separated file; none where this installation came without samples."""
+    """The rows of a tab-separated file; none if this installation has no samples."""
     if not table.is_file():
         return []
     with table.open(encoding="utf-8", newline="") as file:

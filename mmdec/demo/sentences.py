@@ -17,11 +17,11 @@ NAMES = {
     "prompt": "The question",
 }
 UNEXPECTED = "Something went wrong here, and it is not your doing. Please try again."
-_FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")  # visitors know their file's name, not where the server keeps it
-_COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # which a visitor's file does not lie beside
-_LIMIT = 400  # letters
-LONG = 90  # letters
-UNSURE = 0.5  # a confidence below is called low
+_FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")  # a visitor should see the file's name, not the server's folder
+_COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # this hint does not help a visitor, whose file is elsewhere
+_LIMIT = 400  # the most letters of a message
+LONG = 90  # letters from which a text is set smaller
+UNSURE = 0.5  # a lower confidence is called low
 
 WHEEL = '<span class="mm-wheel" aria-hidden="true"></span>'
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def sentence(error: BaseException) -> str:
-    """One line of plain words. What is not mmdec's own error is logged, and its text is not shown."""
+    """An error as one line of plain words. Errors other than mmdec's own are logged, and their text is not shown."""
     if not isinstance(error, MmdecError):
         log.error("the demo failed", exc_info=error)
         return UNEXPECTED
@@ -49,8 +49,11 @@ def said(text: str) -> str:
 
 
 def confidence(value: float, what: str, calibrated: bool) -> str:
-    """A model's confidence, 0 to 1, in words. what: of what it is a share, "words" or "answers". calibrated: whether it
-    was compared with what is right."""
+    """A confidence, 0 to 1, in words.
+
+    what: the share's unit, "words" or "answers". calibrated: whether the confidence was fitted to data with known
+        answers.
+    """
     percent = min(round(100 * value), 99)  # nothing is certain
     share = f"Confidence {percent} %: of 100 {what} that come out like this, about {percent} are right."
     if not calibrated:
@@ -63,14 +66,14 @@ def confidence(value: float, what: str, calibrated: bool) -> str:
 
 
 def require(condition: bool, text: str) -> None:
-    """Raise InputError with these words where the condition does not hold."""
+    """Raise InputError with this text if the condition is false."""
     if not condition:
         raise InputError(text)
 
 
 def status(text: str, kind: str = "note") -> str:
-    """The line above the results. kind: "note", "busy", which turns a wheel, "done" or "error", which is read out at
-    once; the others are read out because the line stands in an element with the role of a status."""
+    """The line above the results. kind: "note", "busy" (shows a spinner), "done" or "error". Screen readers read errors
+    at once, and the others because the line is in an element with the role of a status."""
     role = ' role="alert"' if kind == "error" else ""
     mark = {"busy": WHEEL, "error": '<strong class="mm-mark">Cannot do that. </strong>'}.get(kind, "")
     return f'<p class="mm-status mm-{kind}"{role}>{mark}{escape(text)}</p>'

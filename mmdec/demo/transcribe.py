@@ -1,4 +1,4 @@
-"""The tab that transcribes: text as it is accepted, beside plain decoding, and words with their times."""
+"""The tab that transcribes: text as it is accepted, compared with plain decoding, and words with their times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.transcription.transcribe import AUTO, load_transcriber, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript
 
-DRAFT = (24, 6)  # tokens of a drafted tree, and its depth: fixed, so that the race shows drafting and not a budget
+DRAFT = (24, 6)  # nodes and depth of a drafted tree: fixed, so that the race does not depend on a learned budget
 NOTE = (
     "English speech to text with a small Whisper. Medusa heads, extra outputs of the network, guess the next tokens "
     "(pieces of words); the model checks all guesses in one pass and keeps those that it would have written itself. "
@@ -43,8 +43,8 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """One run with its rounds. live: the text is told as it is accepted. Between two rounds it looks whether it was
-    stopped."""
+    """Run once, and return the transcript with its rounds. live: show the text as it is accepted. Between two rounds it
+    checks whether it was stopped."""
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
     on_round = listener(tell, tokenizer, rounds, "" if live else None)
@@ -56,7 +56,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
 
 
 def text_html(result: Transcript, spoken: str = "") -> str:
-    """The text, what was really said, and how long it took."""
+    """The text as HTML, with the time that it took. spoken: the correct text."""
     calibrated = bool(read_calibrations(load_transcriber().directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
@@ -68,7 +68,7 @@ def text_html(result: Transcript, spoken: str = "") -> str:
 
 
 def words_html(result: Transcript) -> str:
-    """Each word with the second at which it begins."""
+    """Each word with its start in seconds, as HTML."""
     words = [word for segment in result.segments for word in segment.words or ()]
     return ", ".join(
         f'<span class="mm-word">{escape(word.text.strip())}</span> at {word.start:.1f} s' for word in words
@@ -90,8 +90,8 @@ def sample_work(tell: Tell, number: int) -> None:
 
 
 def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
-    """The text first, as it is written; then both ways, for the race. What is drawn meanwhile would cost one lane alone
-    time."""
+    """Show the text as it is accepted. Then run both ways of decoding for the race, without showing text: updates
+    during a run would slow it down."""
     fast, _ = decode(tell, samples, AUTO, live=True)
     tell(status=status("Transcribed. Now the race …", "busy"), text=text_html(fast, spoken))
     tokenizer = load_transcriber().tokenizer
@@ -104,14 +104,14 @@ def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
 
 
 def warm() -> None:
-    """Load the model and run it once in each way."""
+    """Load the model and run it once in each way of decoding."""
     for sample in shipped.english()[:1]:
         for drafter, nodes in ((AUTO, DRAFT), (None, None)):
             transcribe(sample.path, drafter=drafter, num_speculative_tokens=nodes, timestamps="word")
 
 
 def tab() -> None:
-    """Add the tab to the page that is being built."""
+    """Add this tab to the page."""
     with gr.Tab("Transcribe", id="transcribe"):
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):
@@ -129,5 +129,5 @@ def tab() -> None:
 
 
 def shortened(text: str) -> str:
-    """A button's label, of at most 60 letters."""
+    """A button's label, cut to at most 60 letters."""
     return text if len(text) <= 60 else f"{text[:58].rstrip()} …"

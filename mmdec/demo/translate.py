@@ -1,4 +1,5 @@
-"""The tab that translates: French speech in, English speech out, the graph drawn, and the race of three decodings."""
+"""The tab that translates French speech to English speech. It draws the graph, and the race of three ways of
+decoding."""
 
 from __future__ import annotations
 
@@ -55,18 +56,18 @@ GRAPH = (
 )
 START = "The clock starts when the French sound has been encoded, which all three share."
 ID = "mm-translate"
-VERTICES = 96  # drawn at most
-STRONG = 0.05  # of a link that is drawn
-LINKS = 3  # of a vertex, at most
+VERTICES = 96  # the most vertices that are drawn
+STRONG = 0.05  # least probability of a link that is drawn
+LINKS = 3  # the most links of a vertex
 STEP, RADIUS, DOT = 34, 13, 5
-LETTER = 7.5  # width of one in a label
-ABOVE, BELOW = 96, 84  # room for arcs
+LETTER = 7.5  # width of a letter in a label
+ABOVE, BELOW = 96, 84  # height reserved for arcs
 READABLE = {"<s>": "start", "</s>": "end", "<unk>": "?", "<pad>": "-"}
-SPACE = "▁"  # before a piece that begins a word
+SPACE = "▁"  # marks a piece that begins a word
 
 
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
-    """One run with its passes. Between two passes it looks whether it was stopped."""
+    """Run once, and return the translation with its passes. Between two passes it checks whether it was stopped."""
     passes: list[Pass] = []
 
     def on_pass(pass_: Pass) -> None:
@@ -77,7 +78,7 @@ def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, lis
 
 
 def steps(passes: Sequence[Pass]) -> list[Step]:
-    """Passes on one clock: the pieces of a long recording follow one another."""
+    """Convert passes to steps on one clock: the parts of a long recording follow one another."""
     timeline: list[Step] = []
     before, last = 0.0, 0.0
     piece = 0
@@ -85,13 +86,13 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
         if pass_.piece != piece:
             piece, before = pass_.piece, before + last
         last = pass_.seconds
-        silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)  # the end
+        silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)  # the end token
         timeline.append(Step(before + pass_.seconds, [unit.replace(SPACE, " ") for unit in pass_.units], silent))
     return timeline
 
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
-    """The three ways, compared with the last."""
+    """Lanes for the three ways of decoding, compared with the autoregressive one."""
     drawn, checked, baseline = (
         [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
     )
@@ -108,7 +109,7 @@ def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -
 
 
 def text_html(result: Translation, french: str = "") -> str:
-    """The sentence in both languages, and the seconds of each stage."""
+    """The text in both languages, and the seconds of each stage, as HTML."""
     heard = f'<p class="mm-from" lang="fr">{escape(french)}</p>' if french else ""
     rows = "".join(
         f"<tr><td>{stage}</td><td>{milliseconds(value)}</td></tr>" for stage, value in result.timings.items()
@@ -139,7 +140,7 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
 
 
 def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
-    """Sound and text first; then the decodings that it was not, for the race: by graph, verified, one by one."""
+    """Show sound and text first; then run the other ways of decoding for the race: by graph, verified, one by one."""
     chosen = WAYS[way]
     result, passes = decode(tell, samples, chosen)
     tell(
@@ -167,14 +168,14 @@ def own_way() -> str:
 
 
 def warm() -> None:
-    """Load the model and run it once in each way."""
+    """Load the model and run it once with each strategy."""
     for sample in shipped.french()[:1]:
         for strategy in ("lookahead", "verified", "autoregressive"):
             translate_speech(sample.path, strategy=strategy)
 
 
 def tab() -> None:
-    """Add the tab to the page that is being built."""
+    """Add this tab to the page."""
     with gr.Tab("Translate", id="translate"):
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):
@@ -201,17 +202,17 @@ def tab() -> None:
 
 @dataclass(frozen=True)
 class Vertex:
-    """A vertex: its likeliest units and links, and its place on the path."""
+    """A vertex of the graph: its likeliest units and links, and its place on the path."""
 
     index: int
     emits: list[tuple[str, float]]  # units and their probabilities, the likeliest first
     leads: list[tuple[int, float]]  # later vertices and the links' probabilities
-    chosen: str | None = None  # its unit, where it is on the path
+    chosen: str | None = None  # its unit if it is on the path
     follows: tuple[int, float] | None = None  # the next vertex on the path, and that link's probability
 
     @property
     def title(self) -> str:
-        """The tooltip, one line for each fact."""
+        """The tooltip's text, one line for each fact."""
         says = ", ".join(f"{readable(unit)} {percent(value)}" for unit, value in self.emits)
         leads = (
             ", ".join(f"vertex {index} ({percent(value)})" for index, value in self.leads) or "nowhere: it ends here"
@@ -221,7 +222,7 @@ class Vertex:
 
 
 def vertices(graph: Graph) -> list[Vertex]:
-    """Every vertex with its three likeliest units and its strongest links."""
+    """All vertices, each with its three likeliest units and its strongest links."""
     chosen = dict(zip(graph.path, graph.chosen, strict=True))
     after = dict(pairwise(graph.path))
     drawn: list[Vertex] = []
@@ -237,7 +238,7 @@ def vertices(graph: Graph) -> list[Vertex]:
 
 
 def graph_html(graph: Graph, explained: str) -> str:
-    """The drawing with its heading, its explanation, and the path as a table for those who do not see it."""
+    """The drawing as HTML, with a heading, an explanation, and a table of the path for screen readers."""
     drawn = vertices(graph)
     kept = drawn[:VERTICES]
     cut = f" The first {VERTICES} of {len(drawn)} vertices are drawn." if len(drawn) > VERTICES else ""
@@ -258,7 +259,7 @@ def graph_html(graph: Graph, explained: str) -> str:
 
 
 def graph_svg(drawn: list[Vertex]) -> str:
-    """Arcs of the path above the row, other strong links below it."""
+    """The graph as SVG: a row of vertices, the path's links as arcs above it, other strong links below it."""
     path = [vertex for vertex in drawn if vertex.chosen is not None]
     lit = {(vertex.index, vertex.follows[0]): vertex.follows[1] for vertex in path if vertex.follows is not None}
     middle = ABOVE + RADIUS
@@ -286,7 +287,8 @@ def graph_svg(drawn: list[Vertex]) -> str:
 def arc(
     link: tuple[int, int], at: Sequence[float], middle: float, room: float, strength: float, order: int | None = None
 ) -> str:
-    """A link as a curve over the row (room < 0) or under it; its height grows with its length. order: on the path."""
+    """A link as an arc above the row (room < 0) or below it; longer links are higher. order: the link's number on the
+    path."""
     start, end = link
     from_x, to_x = at[start], at[end]
     height = math.copysign(min(abs(room), 18 + 12 * (end - start)), room)
@@ -301,7 +303,7 @@ def arc(
 
 
 def dot(vertex: Vertex, x: float, middle: float) -> str:
-    """A vertex, with what it emits as its title."""
+    """A vertex as a dot. Its tooltip has the units that it emits."""
     title = f"<title>{escape(vertex.title)}</title>"
     if vertex.chosen is None:
         return f'<g class="mm-vertex">{title}<circle cx="{x:g}" cy="{middle}" r="{DOT}"/></g>'
@@ -314,14 +316,14 @@ def dot(vertex: Vertex, x: float, middle: float) -> str:
 
 
 def width_of(vertex: Vertex) -> float:
-    """Of what is drawn: a dot, or the label of a vertex on the path."""
+    """Width of a vertex's drawing: a dot, or a label if it is on the path."""
     if vertex.chosen is None:
         return 2 * DOT
     return max(2 * RADIUS, LETTER * len(readable(vertex.chosen)) + RADIUS)
 
 
 def centres(drawn: Sequence[Vertex]) -> list[float]:
-    """The x coordinates of the vertices, and the whole width: no label touches its neighbour."""
+    """The x coordinates of the vertices, and the total width. Labels do not touch each other."""
     found, edge = [], float(RADIUS)
     for vertex in drawn:
         room = max(STEP, width_of(vertex) + 2 * DOT)
@@ -331,10 +333,10 @@ def centres(drawn: Sequence[Vertex]) -> list[float]:
 
 
 def readable(unit: str) -> str:
-    """A unit's name; the special ones in words, and a mark for the space before a word."""
+    """A unit's readable name: special units in words, and a visible mark for the space before a word."""
     return READABLE.get(unit, unit.replace(SPACE, "·"))
 
 
 def percent(value: float) -> str:
-    """0.934 -> "93 %"; what is not nothing is at least "< 1 %"."""
+    """Format a percentage: 0.934 -> "93 %"; a positive value is at least "< 1 %"."""
     return f"{100 * value:.0f} %" if value >= 0.01 else "< 1 %"

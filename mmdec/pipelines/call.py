@@ -1,6 +1,6 @@
-"""The path that the calls of all tasks share: a model, a drafter that fits it, inputs, results and refusals.
+"""What the calls of all tasks share: loading a model, a drafter that fits it, inputs, results and refusals.
 
-A task adds how it reads an input (`read`) and how it decodes those that could be read (`decode`).
+Each task adds a function that reads an input (`read`) and a function that decodes the inputs (`decode`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Loaded = TypeVar("Loaded")
 
 
 class BatchError(InputError):
-    """Some recordings or images of a batch were refused; `results` holds the others' results."""
+    """Some recordings or images of a batch were refused; `results` has the results of the others."""
 
     def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
         self.results = results  # results in order, None where refused
@@ -103,7 +103,7 @@ class Batch(Generic[Given]):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model that a caller loaded: its class, what it is in an error, and what loads it."""
+    """A part of a model that the caller has loaded: its class, its name in errors, and the call that loads it."""
 
     kind: type
     rule: str
@@ -112,7 +112,8 @@ class Part:
 
 @dataclass(frozen=True)
 class System(Generic[Loaded]):
-    """How the model of a task is given: `load` reads one by name, `loaded` holds a network with its processor."""
+    """How a task's model is given. `load` reads a model by name; `loaded` combines a loaded network with its
+    processor."""
 
     load: Callable[[Any, Any, torch.dtype], Loaded]
     loaded: Callable[[Any, Any, Any], Loaded]
@@ -127,11 +128,12 @@ def as_loaded(
     device: str | torch.device | None,
     dtype: torch.dtype | str | None,
 ) -> Loaded:
-    """A model with its processor.
+    """Resolve the arguments of a call to a model with its processor.
 
     model: a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
-    processor: of a loaded model; else None.
-    device: None for a GPU if there is one. dtype: None for float32. For a loaded model, None or its own.
+    processor: the processor of a loaded model; None otherwise.
+    device: None: a GPU if there is one. dtype: None: float32. With a loaded model, each must be None or the model's
+        own.
     Raises: InputError if there is no such model, files are damaged, the processor is missing, superfluous or another
         model's, or a loaded model has another device or dtype.
     """
@@ -157,7 +159,8 @@ def as_loaded(
 
 
 def check_placed(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:
-    """Raise InputError if `device` or `dtype` is given and is not that of a loaded model. remedy: for `device`."""
+    """Raise InputError if `device` or `dtype` is given and differs from the loaded model's. remedy: end of the message
+    about `device`."""
     if device is not None and check_device(device).type != model.device.type:
         raise InputError(
             f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. {remedy}"
@@ -166,10 +169,10 @@ def check_placed(model: Any, device: str | torch.device | None, dtype: Any, reme
 
 
 def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
-    """The loop with these options; its drafter is loaded, and fits the model.
+    """Build the decoding loop from the options: load the drafter, and check that it fits the model.
 
-    known: names of drafters that fit, to which this one is added. Each run checks its drafter; checking here only once
-        for a model saves much of the time of a short answer.
+    known: names of drafters that are already known to fit; this one is added. Checking only once for each model saves
+        much of the time of a short answer, because each run checks its drafter anyway.
     Raises: InputError if the drafter does not fit.
     """
     speculation, known = Speculation(options), set() if known is None else known
@@ -189,7 +192,7 @@ class Usage:
 
     rounds: int = 0  # including prompts' passes
     prompts: int = 0  # prompts' passes
-    later: int = 0  # tokens of the other rounds, correction or bonus included
+    later: int = 0  # tokens of the other rounds, correction or bonus token included
     drafted: int = 0
     accepted: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -212,6 +215,6 @@ class Usage:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens per round without prompts' passes; 1 without such rounds, as in `Generation`."""
+        """Mean tokens per round without prompts' passes; 1 if there are no such rounds, as in `Generation`."""
         later = self.rounds - self.prompts
         return self.later / later if later else 1.0

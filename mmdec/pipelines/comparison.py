@@ -6,7 +6,7 @@ ALIKE = 0.05  # times that differ by less than this share count as equal
 
 
 def faster(seconds: float, baseline: float) -> str:
-    """How `seconds` compare with those of the baseline: "2.9 times faster", "1.3 times slower" or "as fast"."""
+    """Compare `seconds` with the baseline's in words: "2.9 times faster", "1.3 times slower" or "as fast"."""
     if not seconds > 0.0 or not baseline > 0.0:
         return "as fast"
     ratio = baseline / seconds
@@ -17,5 +17,5 @@ def faster(seconds: float, baseline: float) -> str:
 
 
 def verdict(seconds: float, baseline: float, same: bool, output: str = "text") -> str:
-    """The whole comparison: "2.9 times faster, same text". output: what was compared."""
+    """The whole comparison in words: "2.9 times faster, same text". output: the word for what was compared."""
     return f"{faster(seconds, baseline)}, {'same' if same else 'not the same'} {output}"

@@ -1,11 +1,11 @@
-"""How likely an output is to be right: a logistic curve over the model's certainty about its tokens.
+"""Confidence: how likely an output is right, by a logistic curve over evidence such as its tokens' probabilities.
 
 The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
-a picture `structure` and `distance`: whether it shows anything, and how unlike training's it is
-(`description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
-pass gives these three, and `differs`, the share of units that it would have chosen otherwise; a path through the graph
-adds `graph`, its own log-probability; what a head heard of the source adds its own (`translation/evidence.py`).
+a picture adds `structure` (whether the picture shows anything) and `distance` (how different it is from the training
+pictures; see `description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
+pass gives these three, and `differs`, the share of units for which it prefers another one; a path through the graph
+adds `graph`, its own log-probability; a CTC head's output adds more (`translation/evidence.py`).
 
 The curve was fitted on held-out data (`mmdec.evaluation.calibration`) and is stored in the model's folder as
 confidence.json. Without that file the confidence is the tokens' geometric mean probability, which is not calibrated.
@@ -30,7 +30,7 @@ from mmdec.types import InputError
 FILE = "confidence.json"
 FORMAT = "mmdec confidence 1"
 LARGEST = 1 << 20  # bytes of the file
-STRETCH = 5  # tokens of the worst stretch, which reveals a local error in an otherwise certain sentence
+STRETCH = 5  # number of tokens in the worst stretch, which reveals a local error in an otherwise certain sentence
 FLOOR = 0.01  # nats, added before a logarithm
 
 Evidence = Mapping[str, float]
@@ -47,10 +47,10 @@ Output = TypeVar("Output", bound=Sure)
 
 
 def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
-    """The evidence in the log-probabilities (nats) of an output's tokens.
+    """Evidence from the log-probabilities (nats) of an output's tokens.
 
-    Logarithms of: the mean uncertainty, the uncertainty in the worst stretch, the number of tokens. name: prefix of the
-    keys.
+    It has the logarithms of the mean uncertainty, the uncertainty in the worst stretch, and the number of tokens. name:
+    prefix of the keys.
     """
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
@@ -84,8 +84,8 @@ class Calibration:
 
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """The calibrations in a model's folder, by kind of decoding; {} without a file. Raises InputError if it is
-    damaged."""
+    """Read the calibrations in a model's folder, by kind of decoding; {} if there is no file. Raises InputError if it
+    is damaged."""
     if folder is None or not (folder / FILE).is_file():
         return {}
     path = folder / FILE
@@ -108,7 +108,7 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
     """Write confidence.json. If writing fails, an earlier file stays as it was.
 
-    measured: figures of the calibrations on held-out data.
+    measured: scores of the calibrations on held-out data.
     """
     content = {
         "format": FORMAT,
@@ -122,7 +122,8 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
-    """A confidence in [0, 1]. kind: of decoding; without its calibration, the tokens' geometric mean probability."""
+    """The confidence, in [0, 1]. kind: kind of decoding; without a calibration for it, the tokens' geometric mean
+    probability."""
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))
@@ -139,7 +140,7 @@ def check_min_confidence(value: float | None) -> float | None:
 
 
 def too_unsure(value: float, least: float | None, what: str) -> InputError | None:
-    """The error for an output whose confidence is below `least`, or None. what: the argument that it was made from."""
+    """The error for an output whose confidence is below `least`, or None. what: name of the input's argument."""
     if least is None or value >= least:
         return None
     return InputError(

@@ -38,7 +38,7 @@ def load(
     device: where the model runs. Default None: a GPU if there is one, else the CPU.
     vocoder: as for `translate_speech`; only for a translator.
     dtype: precision of the weights. Default None: float32.
-    Returns: what the folder's config.json names: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
+    Returns: depends on the folder's config.json: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
         model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).
     Raises: InputError if the model is not found (the message says how to get it), is damaged, lies outside its folder
         or has no safetensors; if `vocoder` is given for a model that does not speak; for a drafter's folder (use

@@ -64,7 +64,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
         return
     try:
         torch.set_num_threads(count)
-        # torch notes the number for threads that begin later, too: theirs shall be as before.
+        # torch also uses the number for threads that start later; it is restored for them
         other = threading.Thread(target=torch.set_num_threads, args=(before,), daemon=True)
         other.start()
         other.join()
@@ -124,7 +124,7 @@ def quota_of(root: Path, cgroups: str) -> float | None:
     """
     own = next((line[3:] for line in cgroups.splitlines() if line.startswith("0::")), "/")
     inner = root / own.strip("/")
-    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # the parents' limits hold, too
+    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # the parents' limits apply, too
     limits = [_text(folder / "cpu.max").split() for folder in folders]
     # control groups, version 1
     old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]

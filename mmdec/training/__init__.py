@@ -1,1 +1,1 @@
-"""Training: what all recipes share, and one folder a system. Running a trained model needs nothing of it."""
+"""Training: one folder for each system, and what all recipes share. Running a trained model needs none of it."""

@@ -25,9 +25,9 @@ from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_lo
 from mmdec.training.processes import end_as_told, only_one, started_here
 from mmdec.types import InputError, MmdecError, told
 
-set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names what is run: none comes from an address
+set_parsing_settings(config_read_mode_fsspec_enabled=False)  # recipes choose the code to run: they must be local
 
-NAMED = ("best", "last", "hpc")  # checkpoints that Lightning finds by itself
+NAMED = ("best", "last", "hpc")  # checkpoint names that Lightning resolves itself
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -47,13 +47,14 @@ def keep_metrics(folder: Path) -> None:
 
 
 class TrainingCLI(LightningCLI):
-    """LightningCLI in subclass mode; what the model must know of the data is linked, not written twice."""
+    """LightningCLI in subclass mode. Options that the model needs from the data are linked, so that a recipe gives them
+    once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         termination = Termination()
         always = {"callbacks": [Resumption(), FiniteNumbers(), termination]}
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` sees to it
+            warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` makes it resumable
             try:
                 super().__init__(*args, **{"trainer_defaults": always, **kwargs})
             except Exception as error:
@@ -65,12 +66,12 @@ class TrainingCLI(LightningCLI):
                 ) from error
 
     def _restoring(self) -> bool:
-        """Whether a checkpoint has been read, and not all of it restored."""
+        """Whether a checkpoint has been read but not yet fully restored."""
         trainer = getattr(self, "trainer", None)
         return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """A checkpoint that is named is read before Lightning, which takes the model's options from it."""
+        """Check a given checkpoint before Lightning does, because Lightning takes the model's options from it."""
         super().parse_arguments(parser, args)
         recipe = self.config.get(str(self.config.get("subcommand"))) or {}
         path = recipe.get("ckpt_path")
@@ -88,7 +89,7 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
-        """A recipe's bfloat16 on a CPU that is slow in it becomes float32, with a word."""
+        """On a CPU that is slow in bfloat16, change a recipe's bfloat16 to float32, and log this."""
         trainer = self.config[self.subcommand].get("trainer", {}) if self.subcommand else self.config.get("trainer", {})
         cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
         if cpu and trainer.get("precision") == "bf16-mixed" and not fast_bfloat16(torch.device("cpu")):
@@ -96,7 +97,7 @@ class TrainingCLI(LightningCLI):
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        # What Lightning says as it makes one is about products of its own; what recipes report comes later.
+        # Lightning's messages here advertise its own products; the recipe's reports come later.
         with lightning_says(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
@@ -116,7 +117,8 @@ class TrainingCLI(LightningCLI):
     before_test = before_predict = before_validate
 
     def _find_last(self) -> None:
-        """--ckpt_path=last is the newest good checkpoint of the recipe's folders; none where a run begins."""
+        """Replace --ckpt_path=last by the newest good checkpoint in the recipe's folders, or by None if there is
+        none."""
         options = self.config_init[str(self.subcommand)]
         if options.get("ckpt_path") == "last":
             folders = self._checkpoint_folders()
@@ -126,7 +128,7 @@ class TrainingCLI(LightningCLI):
             options["ckpt_path"] = None if found is None else str(found)
 
     def _hold_folders(self) -> None:
-        """No other run writes where this one does; what a run that was killed left half-written goes."""
+        """Lock the folders where this run writes, and delete half-written files of killed runs."""
         root = self._get(self.config_init, "trainer").get("default_root_dir")
         places = self._checkpoint_folders()
         runs = {check_local(root, "default_root_dir").resolve()} if root else set()
@@ -141,7 +143,7 @@ class TrainingCLI(LightningCLI):
 
 
 def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
-    """Run the command line, or what is given in its place; what was run."""
+    """Run the command line, or the given arguments instead. Returns the CLI object."""
     return TrainingCLI(
         LightningModule,
         LightningDataModule,
@@ -153,12 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
-    """`main` for people: what mmdec refuses, also inside the parser's errors, is one sentence on stderr; code 2."""
+    """`main` for users: an InputError or MmdecError is printed on stderr as one sentence, with exit code 2."""
     with told():
         main(arguments)
 
 
 if __name__ == "__main__":
     end_as_told()
-    os.environ.update(started_here())  # the other processes of this run end with this one
+    os.environ.update(started_here())  # this run's other processes then end with this one
     command_line()

@@ -1,4 +1,4 @@
-"""Callbacks of all systems' runs: progress, runs of a given time, an exact resumption, an end by SIGTERM."""
+"""Callbacks of all systems' runs: progress, time limits, exact resumption, and an orderly end after SIGTERM."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ class PlainProgress(Callback):
 
 
 class Deadline(Callback):
-    """Ends a run so that it is over at a given time: at the end of the last epoch that still fits.
+    """Ends a run before a given time, after the last epoch that still fits.
 
-    After each epoch it counts how many more of that pace fit before `at` (seconds since 1970), with the validations
-    among them, at most `epochs` in all, and sets the trainer's limits, which schedules of the learning rate look at.
-    With `decay` the module's trapezoid falls to zero at that end. At least one epoch is run. Checkpoints keep nothing
-    of it: a resumed run has new time.
+    After each epoch it estimates how many more epochs, with their validations, fit before `at` (seconds since 1970), at
+    most `epochs` in all. It sets the trainer's limits, from which learning-rate schedules compute. With `decay`, the
+    module's trapezoid schedule falls to zero at this end. At least one epoch is run. Checkpoints store none of this: a
+    resumed run has a new time limit.
     """
 
     def __init__(self, at: float, decay: bool = False, epochs: int | None = None) -> None:
         self.at, self.decay, self.epochs = at, decay, epochs
         self.since = self.looking = time.time()
         self.looked = 0.0  # seconds of validation in this epoch
-        self.look: float | None = None  # those of the longest one
+        self.look: float | None = None  # seconds of the longest validation so far
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.since, self.looked = time.time(), 0.0
@@ -85,11 +85,11 @@ class Deadline(Callback):
         self.since, self.looked = now, 0.0
         current = trainer.fit_loop.epoch_progress.current
         done: int = current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
-        look = took if self.look is None else self.look  # until one was seen it is taken to last as long as an epoch
+        look = took if self.look is None else self.look  # before the first, assume an epoch's time
         total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
-        total = trainer.strategy.broadcast(total)  # all ranks stop at once
+        total = trainer.strategy.broadcast(total)  # all ranks stop at the same step
         trainer.fit_loop.max_epochs = total
         end = trainer.global_step + (total - done) * int(trainer.num_training_batches)
         if trainer.max_steps != -1:
@@ -100,8 +100,8 @@ class Deadline(Callback):
 
 
 def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, every: int | None) -> int:
-    """How many more epochs, each of so many seconds, with a validation after every `every`-th, counted from the first
-    of all."""
+    """Number of further epochs that fit in `seconds`. epoch, validation: seconds of one. done: epochs so far. every:
+    validate after each `every`-th epoch, counted from the run's start."""
     more = max(int(seconds / epoch), 0)
     while more and every and more * epoch + ((done + more) // every - done // every) * validation > seconds:
         more -= 1
@@ -109,13 +109,13 @@ def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, 
 
 
 WIDTH = 24  # characters of the bar
-EVERY = {True: 0.5, False: 10.0}  # seconds between two looks: on a terminal, elsewhere
+EVERY = {True: 0.5, False: 10.0}  # seconds between two updates: on a terminal, elsewhere
 
 
 class StageBar(Callback):
-    """For a stage that ends at a time: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
+    """A progress bar for a stage with a time limit: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
 
-    stage: its name. at: when it ends, in seconds since 1970. The bar is of time, for steps are not known before.
+    stage: its name. at: its end, in seconds since 1970. The bar shows time, because the number of steps is unknown.
     """
 
     def __init__(self, stage: str, at: float) -> None:
@@ -171,10 +171,11 @@ class StageBar(Callback):
 
 
 class Resumption(Callback):
-    """Sets Lightning's counts so that an epoch that was over is over, and one that was not goes on where it stood.
+    """Corrects Lightning's counts when a run resumes: a finished epoch counts as finished, and an unfinished epoch
+    continues where it was.
 
-    Left alone, Lightning (2.6) takes an epoch's end for its middle wherever `max_steps` is set: the resumed run's first
-    epoch ends after one batch. And a run that was saved within an epoch sees that epoch's first batches again.
+    Without this, Lightning (2.6) takes the end of an epoch for its middle if `max_steps` is set: the resumed run's
+    first epoch ends after one batch. And a run that was saved within an epoch repeats the first batches of this epoch.
     """
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -185,7 +186,7 @@ class Resumption(Callback):
         over = batches["is_last_batch"] and not begun
         if (
             trainer.accumulate_grad_batches == 1
-        ):  # within a batch's end and a validation Lightning has not counted it yet
+        ):  # between a batch's end and a validation, Lightning has not counted the batch yet
             loop["epoch_loop.state_dict"]["_batches_that_stepped"] = total["processed"]
         total.update(dict.fromkeys(total, total["processed"]))
         for part in ("total", "current"):
@@ -207,7 +208,7 @@ class Resumption(Callback):
 
 
 def _start_again(progress: dict[str, Any]) -> None:
-    """Set all counts of the current epoch to zero, at any depth."""
+    """Set all counts of the current epoch to zero, at any depth of nesting."""
     for name, value in progress.items():
         if name == "current":
             value.update(dict.fromkeys(value, 0))
@@ -216,7 +217,7 @@ def _start_again(progress: dict[str, Any]) -> None:
 
 
 def _pass_over(data: LightningDataModule, done: int) -> None:
-    """The next loader of training batches, and that one alone, leaves out the first `done`."""
+    """Let the next training data loader, and only this one, skip its first `done` batches."""
     make = data.train_dataloader
 
     def rest() -> Any:
@@ -237,7 +238,7 @@ def _pass_over(data: LightningDataModule, done: int) -> None:
 
 
 class _Rest:
-    """Batches without the first `done`, which still count in its length, as Lightning counts."""
+    """Batches without the first `done`. Its length still includes them, because Lightning counts them."""
 
     def __init__(self, batches: list[Any], done: int) -> None:
         self.batches, self.done = batches, done
@@ -250,10 +251,11 @@ class _Rest:
 
 
 class Termination(Callback):
-    """Ends a run that gets SIGTERM with exit code 143: in training after the step, with a `last.ckpt`; else at once.
+    """Ends a run after SIGTERM with exit code 143. In training it ends after the current step, with a `last.ckpt`; else
+    at once.
 
-    One process that is validating ends between two batches of it; several go on to the next step, for they wait for
-    each other. A run whose last validation it is comes to its own end.
+    A single process in validation ends between two batches. Several processes continue to the next training step,
+    because they wait for each other. During the run's last validation, the run just finishes.
     """
 
     def __init__(self) -> None:
@@ -261,7 +263,7 @@ class Termination(Callback):
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Inside, SIGTERM comes here, if this is the main thread."""
+        """A context in which this object handles SIGTERM, if this is the main thread."""
         before = signal.getsignal(signal.SIGTERM)
         self._listen()
         try:
@@ -280,7 +282,7 @@ class Termination(Callback):
             raise SystemExit(TERMINATED)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._listen()  # Lightning (2.6) has put a handler of its own before, which ends with 0 and may wait for ever
+        self._listen()  # replaces Lightning's (2.6) handler, which exits with 0 and may wait for ever
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
@@ -320,7 +322,7 @@ class Termination(Callback):
 
 
 def _last_validation(trainer: Trainer) -> bool:
-    """Whether nothing but the end comes after the epoch that is validated."""
+    """Whether the run ends after the current validation."""
     loop = trainer.fit_loop
     if loop.max_steps != -1 and trainer.global_step >= loop.max_steps:
         return True
@@ -329,7 +331,7 @@ def _last_validation(trainer: Trainer) -> bool:
 
 @contextmanager
 def lightning_says(level: int) -> Iterator[None]:
-    """In the block, Lightning's messages below this level are not logged; afterwards they are again."""
+    """Within the block, Lightning's messages below this level are not logged."""
     heard = logging.getLogger("lightning.pytorch")
     before = heard.level
     heard.setLevel(level)

@@ -1,4 +1,5 @@
-"""Lightning's checkpoints: written whole and finite or not at all, read without running code, found, averaged."""
+"""Lightning's checkpoints: written completely and with finite weights only, read without running code, found,
+averaged."""
 
 from __future__ import annotations
 
@@ -22,15 +23,17 @@ from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, 
 from mmdec.nn.row_int8 import unpack_rows
 from mmdec.types import REFUSED, InputError, MmdecError
 
-# Lightning (2.6) makes the leaves of its trees by a class that torch (2.11) has replaced by a function: it gets that.
+# Lightning (2.6) builds its trees with a class that torch (2.11) has replaced by a function; this is that function.
 _pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # imported there for its own use
 
-RATES = ("lr", "learning_rate")  # the recipes' keys of the learning rate
+RATES = ("lr", "learning_rate")  # names of the learning rate in recipes
 
 
 class FiniteNumbers(Callback):
-    """Looks at each step's loss, and at the weights where an epoch ends. Several processes end together, at the next
-    step: one that went on alone would wait for the others."""
+    """Checks each step's loss, and the weights at each epoch's end, for NaN and infinity. Several processes stop
+    together at the next
+    step: a single one that continued would wait for the others.
+    """
 
     def __init__(self) -> None:
         self.fault = ""
@@ -56,32 +59,32 @@ class FiniteNumbers(Callback):
         """Raise MmdecError if there is a fault in any process."""
         if any_process(trainer, bool(self.fault)):
             if not trainer.is_global_zero:
-                raise SystemExit(REFUSED)  # one process says it
+                raise SystemExit(REFUSED)  # only one process prints the error
             raise diverged(
                 self.fault or "another process has a loss that is not", trainer.global_step, pl_module.hparams
             )
 
 
 def any_process(trainer: Trainer, flag: bool) -> bool:
-    """Whether the flag is set in one process at least. All processes must ask."""
+    """Whether the flag is set in at least one process. All processes must call this."""
     return flag if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(flag, all=False)
 
 
 def check_finite_training(state: Mapping[str, Tensor], step: int, options: Mapping[str, Any] | None) -> None:
-    """Raise MmdecError for weights that must not become a checkpoint. options: the module's hyperparameters."""
+    """Raise MmdecError for weights that are not finite. options: the module's hyperparameters."""
     fault = not_finite(state)
     if fault:
         raise diverged(fault, step, options or {})
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str:
-    """Which weights are not finite, in a few words; "" where all are."""
+    """A few words on which weights are not finite; "" if all are finite."""
     names = [name for name, value in state.items() if isinstance(value, Tensor) and not is_finite(value)]
     return f"{len(names)} of {len(state)} weights hold NaN or infinity, '{names[0]}' first" if names else ""
 
 
 def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
-    """The error of a run that left the finite numbers."""
+    """Build the error of a run whose loss or weights are not finite."""
     key = next((name for name in RATES if name in options), RATES[0])
     now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
     return MmdecError(
@@ -91,7 +94,7 @@ def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
 
 
 def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
-    """What was minimised: the step's loss, or all that was logged where a module takes its own steps."""
+    """The minimised losses: the step's loss, or all logged values if the module has its own optimizer steps."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, Tensor):
         yield "the loss", loss
@@ -101,26 +104,26 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters and more: `C:` is a drive
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two or more letters: `C:` is a drive
 _STEP = re.compile(r"step=(\d+)\.ckpt")
-UNITS = "units"  # the option that is linked from the data
+UNITS = "units"  # the option that the command line copies from the data
 M = TypeVar("M", bound=nn.Module)
 
 
 @final
 class WholeCheckpoints(CheckpointIO):
-    """Reads and writes a run's checkpoints as files of this machine."""
+    """Reads and writes a run's checkpoints as local files."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Write a file that is whole, or none. Raises MmdecError for weights that are not finite, and where the file
-        cannot be written; then an earlier one is as it was."""
+        """Write the file in one step. Raises MmdecError for weights that are not finite, and if the file cannot be
+        written; an earlier file then stays as it was."""
         check_finite_training(checkpoint["state_dict"], checkpoint["global_step"], checkpoint.get("hyper_parameters"))
         try:
             with whole_file(check_local(path, "dirpath")) as file:
                 torch.save(_without_units(checkpoint), file)
-        except (OSError, RuntimeError) as error:  # of the system; of torch's writer, after one of the system
+        except (OSError, RuntimeError) as error:  # from the system, or torch's writer after a system error
             told = error.__context__ if isinstance(error.__context__, OSError) else error
             raise MmdecError(
                 f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({reason(told)}). What was there "
@@ -130,11 +133,11 @@ class WholeCheckpoints(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """`read_resumed`: code is never run, whatever `weights_only` says."""
+        """Read with `read_resumed`: code in the file is never run, whatever `weights_only` is."""
         return read_resumed(path)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a file, or the folder of a strategy that writes one."""
+        """Remove a checkpoint file, or the folder that some strategies write instead."""
         if Path(path).is_dir():
             shutil.rmtree(path)
         else:
@@ -142,9 +145,9 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Weights to begin from: those of a checkpoint, or of a translator's folder, each name behind `prefix`.
+    """Weights to begin from: those of a checkpoint, or of a translator's folder. prefix: is put before each name.
 
-    Raises InputError for what is damaged.
+    Raises InputError for damaged files.
     """
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
@@ -154,7 +157,7 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def check_local(path: str | os.PathLike[str], argument: str) -> Path:
-    """The path of a file of this machine. Raises InputError for an address: http://, s3:// and all others."""
+    """Check that a path is a local file, and return it. Raises InputError for an address such as http:// or s3://."""
     text = os.fspath(path)
     if _ADDRESS.match(text):
         raise InputError(
@@ -165,8 +168,8 @@ def check_local(path: str | os.PathLike[str], argument: str) -> Path:
 
 
 def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
-    """One Lightning checkpoint, tensors and plain values only. Raises InputError for one that is damaged, holds more
-    than that, or weights that are not finite."""
+    """Read a Lightning checkpoint of tensors and plain values. Raises InputError if it is damaged, holds other objects,
+    or has weights that are not finite."""
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         checkpoint: Any = None
         try:
@@ -193,8 +196,9 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
 
 
 def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The same with the list of units beside the hyperparameters: a resumed run has it from the data, and the command
-    line's parser (jsonargparse 4.53) copies all that it knows for each entry of a list among them, minutes in all."""
+    """The checkpoint without the list of units in its hyperparameters. A resumed run gets the units from the data; and
+    the command line's parser (jsonargparse 4.53) copies everything for each entry of such a list, which takes
+    minutes."""
     options = dict(checkpoint.get("hyper_parameters") or {})
     if UNITS not in options:
         return checkpoint
@@ -213,7 +217,7 @@ def _lacks(checkpoint: Any) -> str:
 
 
 def _fault(error: Exception, size: int) -> str:
-    """Why a file could not be read, in a few words."""
+    """A few words on why a file could not be read. size: the file's bytes."""
     if isinstance(error, zipfile.BadZipFile):
         return f"it is cut off or another file, {size} bytes long"
     code = re.search(r"GLOBAL (\S+)", str(error))
@@ -223,7 +227,8 @@ def _fault(error: Exception, size: int) -> str:
 
 
 def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The checkpoint that a run goes on with. Raises InputError for a bad one, with the newest good one beside it."""
+    """Read the checkpoint to resume from. Raises InputError for a bad one; the message names the newest good one beside
+    it."""
     file = check_local(path, "ckpt_path")
     try:
         return read_checkpoint(file, "ckpt_path")
@@ -234,8 +239,8 @@ def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def last_checkpoint(folders: Iterable[Path]) -> Path | None:
-    """What --ckpt_path=last means: the newest last.ckpt, or, where that is bad, the newest good step=N.ckpt; None where
-    there is no checkpoint. Raises InputError where none is good."""
+    """Resolve --ckpt_path=last: the newest last.ckpt or, if that is bad, the newest good step=N.ckpt; None if there is
+    no checkpoint. Raises InputError if all are bad."""
     places = list(folders)
     last = [path for folder in places for path in folder.glob("last*.ckpt")]
     steps = [path for folder in places for path in _numbered(folder)]
@@ -257,7 +262,8 @@ def last_checkpoint(folders: Iterable[Path]) -> Path | None:
 
 
 def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
-    """The whole and finite one of the highest step; None if there is none."""
+    """The undamaged checkpoint with finite weights and the highest step; None if there is none. besides: a path to
+    skip."""
     for path in sorted(set(paths) - {besides}, key=_step, reverse=True):
         try:
             read_checkpoint(path)
@@ -268,7 +274,7 @@ def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
 
 
 def newest(folder: Path, count: int) -> list[Path]:
-    """The last `count` checkpoints by step, without last.ckpt's copy."""
+    """The last `count` checkpoints by step; last.ckpt, which is a copy, is not counted."""
     numbered = sorted(_numbered(folder), key=_step)
     if not numbered:
         raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")
@@ -284,13 +290,13 @@ def _step(path: Path) -> int:
 
 
 def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Path]) -> tuple[M, int]:
-    """A training module with the averaged weights of its checkpoints, and the last one's step.
+    """Load a training module with the average weights of its checkpoints. Returns it with the last checkpoint's step.
 
     build: makes the module from the hyperparameters. Raises InputError for checkpoints of other modules.
     """
     last = read_checkpoint(checkpoints[-1])
     try:
-        # Names with an underscore are the command line's own notes.
+        # Names with a leading underscore are added by the command line.
         module = build({name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")})
         step = int(last["global_step"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -319,7 +325,7 @@ def _fitting(path: Path, checkpoint: Mapping[str, Any], shapes: Mapping[str, tup
 
 
 def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several state dicts; integers are taken from the last."""
+    """The mean of several state dicts; integer tensors are taken from the last."""
     total: dict[str, Tensor] = {}
     count = 0
     for state in states:

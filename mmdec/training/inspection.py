@@ -1,6 +1,6 @@
-"""Recordings and pictures of a corpus, each read to its end once, before training. What was found is kept.
+"""Checks of a corpus's recordings and pictures before training: each file is read once, and the results are stored.
 
-A run that goes on, or another one, reads only those whose size or time has changed.
+Later runs read only files whose size or modification time has changed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from mmdec.images import read_image
 from mmdec.training.processes import end_with_parent
 from mmdec.types import InputError
 
-MANY = 2000  # files, from which several processes read them
+MANY = 2000  # number of files from which several processes read them
 
 Measure = Callable[[Path], float]
 
 
 def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
-    """Length of each recording, or what is wrong with it. kept: a folder for what was found; None: nowhere."""
+    """Seconds of each recording, or a text on what is wrong with it. kept: folder where results are stored; None:
+    nowhere."""
     return _inspected(paths, kept, "recordings", sound_seconds)
 
 
 def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
-    """Pixels of each picture, or what is wrong with it. side: what both of its sides must have."""
+    """Number of pixels of each picture, or a text on what is wrong with it. side: required length of both sides; None:
+    any."""
     return _inspected(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
 
@@ -57,7 +59,8 @@ def _inspected(paths: Sequence[Path], kept: Path | None, what: str, measure: Mea
 
 
 def _read(file: Path, count: int) -> list[list]:
-    """Size, time and what was found, by path; nothing of a file that is not whole."""
+    """The stored size, modification time and result of each path, in order; empty lists if the file is damaged or does
+    not have `count` entries."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -84,7 +87,7 @@ def _measured(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
 
 
 def _value(path: Path, measure: Measure) -> float | str:
-    """What is measured, or the rule that the file breaks."""
+    """The measured value, or the rule that the file breaks."""
     try:
         return round(measure(path), 3)
     except InputError as error:

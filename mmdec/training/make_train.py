@@ -1,13 +1,15 @@
-"""`make train MINUTES=25`: how the minutes are shared among the systems that can be trained here, and what came of it.
+"""`make train MINUTES=25`: trains all systems that can be trained here, shares the time among them, and prints the
+results.
 
-The minutes hold everything but the building of a corpus that is missing: loading, validation, export and comparison.
-What is made is in runs/; `mmdec promote` puts it into models/. The translator is one of the phrasebook and of robots'
-voices, and stays in runs/: the shipped one hears people, and is trained otherwise (docs/train/hearing.md).
+The time limit covers everything except building a missing corpus: loading, validation, export and comparison. Results
+are in runs/; `mmdec promote` copies them to models/. The translator trained here is that of the phrasebook, with
+synthetic voices, and stays in runs/. The shipped translator is for natural voices and is trained separately
+(docs/train/hearing.md).
 
-A model or a drafter of an earlier run is trained further if it was better, else the shipped one. A drafter's model does
-not change; a better drafter is put beside it in runs/. The heads come with a new Whisper, which was trained with them,
-and are then trained on its own text. What the patches show is not taught again to a model that was exported: the heads
-that tell it are not kept with the weights.
+Training continues from an earlier run's model or drafter if that run was an improvement, else from the shipped one. A
+drafter's model does not change; a better drafter is put beside it in runs/. Medusa heads come with a new Whisper, which
+was trained with them, and are then trained on its own text. An exported vision-language model skips the phase that
+trains the encoder alone, because the auxiliary heads of this phase are not exported.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.window_data import SECONDS, WindowData, data_options
 from mmdec.types import InputError
 
-SETTLED = 3.0  # divides the recipe's learning rate for weights that are trained already
-VISION = 0.15  # of the time, for the phase that teaches the encoder alone, where training begins with random weights
+SETTLED = 3.0  # factor by which the learning rate is divided for weights that are already trained
+VISION = 0.15  # share of the time for the phase that trains the encoder alone, when training begins with random weights
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -73,8 +75,8 @@ def fit_whisper(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 
 def next_token_loss(model: Path, recipe: Recipe) -> float:
-    """The loss of a checkpoint, or of a model's folder, on the development split; infinite if the folder's
-    tokens are not the recipe's."""
+    """The development loss of a checkpoint or a model's folder; infinite if the folder's tokens differ from the
+    recipe's."""
     data = WindowData(**data_options(recipe))
     if not model.is_dir():
         return validate(load_whisper_module([model])[0], data)["dev/next"]
@@ -88,7 +90,7 @@ def next_token_loss(model: Path, recipe: Recipe) -> float:
 
 
 def started(recipe: Recipe, model: Path, shape: type[Any]) -> Recipe:
-    """The recipe's options of a module that begins from this model."""
+    """The recipe's module options, changed so that training begins from this model."""
     options = {**recipe["model"]["init_args"], "start": str(model)}
     sizes = options.pop("shape", None)
     return {**options, "shape": None if sizes is None else shape(**sizes)}
@@ -129,13 +131,13 @@ def fit_heads(data: Recipe, model: Recipe, start: Path | None, seconds: float) -
     if start is not None:
         shape = json.loads((start / "config.json").read_text(encoding="utf-8"))["heads"]
         model |= {"kind": shape["kind"], "heads": shape["heads"]}
-    # The windows are read once, at 4 seconds a step, in the first half of the time; then only the heads have work.
+    # Computing the windows' states takes 4 seconds a step, for half of the time; then only the heads are computed.
     data["repeat_after"] = max(1, int(seconds / 2 / (4.0 * data["steps_per_epoch"])))
     model["keep_states"] = model["kind"] == "linear"
 
 
 def tokens_per_tree(heads: Path, recipe: Recipe) -> float:
-    """Tokens per round of trees that these heads draft for the recipe's model, on its development split."""
+    """Tokens per round of tree drafts by these heads for the recipe's model, on the development split."""
     data = HeadData(**data_options(recipe))
     shape = load_heads(heads, data.whisper.model).heads.config
     model = {**recipe["model"]["init_args"], "kind": shape.kind, "heads": shape.heads, "start": str(heads)}
@@ -143,7 +145,7 @@ def tokens_per_tree(heads: Path, recipe: Recipe) -> float:
 
 
 def fits_whisper(base: str) -> bool:
-    """Whether heads were trained for this very model."""
+    """Whether heads were trained for exactly this model."""
     model = load_whisper(start_model(WHISPER.model), "cpu").model
     return base == fingerprint(model)
 
@@ -184,7 +186,7 @@ def fit_vlm(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> 
 
 
 def keep_tokenizer(start: Path, folder: Path) -> None:
-    """The tokens of the model that is trained further; without one, training learns its own."""
+    """Copy the tokenizer of the start model; without one, training learns a tokenizer."""
     if not (folder / TOKENIZER[0]).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         for name in TOKENIZER:
@@ -193,14 +195,14 @@ def keep_tokenizer(start: Path, folder: Path) -> None:
 
 
 def share_right(model: Path, recipe: Recipe) -> float:
-    """The share of the development split's questions that a checkpoint or a model's folder answers rightly, mean over
+    """The share of the development questions that a checkpoint or a model's folder answers correctly, mean over
     tasks."""
     data = SceneData(**recipe["data"]["init_args"])
     if model.is_dir():
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})
     else:
         module = load_vlm([model])[0]
-    module.options = replace(module.options, vision_steps=0)  # a phase that answers nothing
+    module.options = replace(module.options, vision_steps=0)  # no phase without answers
     return validate(module, data)["dev/mean"]
 
 
@@ -228,14 +230,14 @@ VLM = System(
 
 
 def fit_drafter(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> None:
-    # A third of the time is for the target's answers and features: some six samples a second.
+    # A third of the time is for the target's answers and features, at about six samples a second.
     data["samples"] = max(32, min(data["samples"], int(seconds / 3 * 6)))
     data["steps_per_epoch"] = epoch_steps(seconds / 2, 0.6, data["steps_per_epoch"])
     model["warmup"] = min(model["warmup"], data["steps_per_epoch"])
 
 
 def tokens_per_chain(drafter: Path, recipe: Recipe) -> float:
-    """Tokens per round of chains that it drafts for the recipe's model, on its development split."""
+    """Tokens per round of chain drafts by this drafter for the recipe's model, on the development split."""
     model = {**recipe["model"]["init_args"], "start": str(drafter), "decoded": 0}
     return validate(EagleModule(**model), draft_data(recipe))["dev/chain"]
 
@@ -271,12 +273,12 @@ RECIPES = Path("recipes")
 
 @dataclass(frozen=True)
 class Wish:
-    """What of a `System` the sharing of the time needs, for one of several stages."""
+    """The part of a `System` that the time planning needs, also for systems with several stages."""
 
     name: str
-    share: float  # of the time, where all are trained
-    least: float  # seconds, below which it is left to those before it
-    missing: Callable[[], str]  # builds what it can; why there is nothing to train: "" where there is
+    share: float  # share of the time if all systems are trained
+    least: float  # the least useful seconds; with less, the system is skipped
+    missing: Callable[[], str]  # builds the corpus if possible; returns why training is impossible, or ""
     train: Callable[[Allowance, Runner, bool], Outcome]
 
 
@@ -294,11 +296,11 @@ def main(
     now: Callable[[], float] = time.time,
     begun: float | None = None,
 ) -> list[Outcome]:
-    """Train the systems one after the other, and print what came of it; one outcome for each.
+    """Train the systems one after the other, and print and return the outcome of each.
 
-    Building a corpus that is missing is not counted. The minutes begin at `begun` by the clock `now`. `fresh` trains
-    from random weights. SIGTERM is a SystemExit, after the checkpoint of what is trained. Raises InputError outside a
-    checkout, and where another `make train` works in runs/.
+    Building a missing corpus does not count towards `minutes`, which begin at `begun` by the clock `now`. `fresh`
+    trains from random weights. SIGTERM raises SystemExit after the current checkpoint is written. Raises InputError
+    outside a checkout, and if another `make train` works in runs/.
     """
     if not minutes > 0:
         raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")
@@ -330,15 +332,15 @@ def main(
 
 
 def advice(folder: Path) -> str:
-    """What to do with a model that is better."""
-    if folder.name == daspeech.MODEL:  # nothing in models/ has the same tests
+    """A sentence on what to do with an improved model."""
+    if folder.name == daspeech.MODEL:  # no model in models/ has the same tests
         return f"It stays where it is: python -m mmdec translate recording.wav --model {folder} --output out"
     return f"Into models/, if it is better there, too: python -m mmdec promote {folder}"
 
 
 def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> list[str]:
-    """Names of those whose share of the time is at least what they need, from (name, share, least): the last ones give
-    way. The first is always there."""
+    """Choose systems from (name, share, least) so that each one's share of `seconds` is at least `least`. The last
+    systems are dropped first; the first one always stays."""
     fitting = list(wishes)
     while len(fitting) > 1:
         total = sum(share for _, share, _ in fitting)
@@ -349,7 +351,7 @@ def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> li
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
-    """What was trained, before and after."""
+    """A table of what was trained, with scores before and after."""
     total = round(seconds)
     title = f"trained in {total // 60}:{total % 60:02d} minutes; measured on the development splits"
     grid = Table("system", "trained", "measure", "before", "after", "", title=title, title_justify="left")

@@ -1,4 +1,4 @@
-"""What all modules train with: groups of parameters, schedules of the rate, and two optimizers stepped as one."""
+"""The optimizers of all modules: parameter groups, learning-rate schedules, and Muon with AdamW as one optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmdec.checks.devices import fast_bfloat16
 
 
 def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups for AdamW: weights of two dimensions and more decay, vectors do not."""
+    """Parameter groups for AdamW: only weights of two or more dimensions get weight decay."""
     several = [parameter for parameter in parameters if parameter.requires_grad]
     return [
         {"params": [p for p in several if p.dim() > 1], "weight_decay": weight_decay},
@@ -28,15 +28,16 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def seed_step(seed: int, epoch: int, step: int) -> None:
-    """Make all randomness of a training step follow from its number: a resumed step draws as an unbroken one would."""
+    """Seed all generators from a step's number, so that a resumed step draws the same numbers as an uninterrupted
+    one."""
     torch.manual_seed((seed * 100_003 + epoch) * 1_000_003 + step)
 
 
 def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
-    """An optimizer whose learning rate is multiplied by `rate` of the step.
+    """Attach a schedule: the learning rate is multiplied by `rate`(step).
 
-    rate: a function, not a `Schedule`: torch would put the object's numbers into the checkpoint and restore them, and a
-    resumed run could not be given another schedule.
+    rate: must be a function, not a `Schedule`. torch would store the object's attributes in the checkpoint and restore
+        them, so a resumed run could not use another schedule.
     """
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, rate), "interval": "step"}}
 
@@ -44,8 +45,8 @@ def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLR
 class MuonAdamW(Optimizer):
     """Muon (Jordan et al. 2024) for a network's inner matrices, AdamW for everything else.
 
-    matrices: parameters of two dimensions. others: groups as AdamW takes them. Muon's steps are scaled to the size of
-    AdamW's (Liu et al. 2025, section 2.2), so that both take one learning rate.
+    matrices: two-dimensional parameters. others: parameter groups of AdamW. Muon's updates are scaled to the size of
+        AdamW's (Liu et al. 2025, section 2.2), so that one learning rate serves both.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class MuonAdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.98),
         more: Sequence[dict[str, Any]] = (),
     ) -> MuonAdamW:
-        """For a module's named parameters, frozen ones left out. inner: whether Muon takes one; only matrices are
-        asked about. more: groups for AdamW beside them, with rates of their own."""
+        """Build the optimizer from a module's named parameters; frozen ones are left out.
+
+        inner: says whether a matrix gets Muon. more: further AdamW groups, with learning rates of their own.
+        """
         trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
         matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
         chosen = set(map(id, matrices))
@@ -90,8 +93,8 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def _step_matrices(self) -> None:
-        """Muon's own step, but for all matrices of one shape at once and in a precision that the processor is fast in:
-        torch's takes them one by one in bfloat16, which is 16 times slower than float32 where there is no AVX-512."""
+        """Muon's update for all matrices of one shape at once, in a dtype in which the processor is fast. torch's Muon
+        updates them one by one in bfloat16, which is 16 times slower than float32 without AVX-512."""
         for group in self.muon.param_groups:
             orthogonalize = partial(
                 orthogonal, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
@@ -124,7 +127,8 @@ class MuonAdamW(Optimizer):
 
 
 def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """`function` of (N, rows, columns), the same in all processes of a data-parallel run: each does its part."""
+    """Apply `function` to matrices (N, rows, columns). In data-parallel runs each process computes a part; all get the
+    same result."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return function(matrices)
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -139,8 +143,8 @@ def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """(N, rows, columns) -> the same, the singular values of each matrix near 1: Newton-Schulz steps of fifth degree,
-    X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024)."""
+    """Orthogonalise matrices (N, rows, columns): the singular values become close to 1. Newton-Schulz steps of fifth
+    degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
@@ -156,8 +160,8 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
 class Schedule:
     """The learning rate at a step, as a share of its peak, after a linear warm-up.
 
-    "inverse-sqrt": falls as 1/sqrt(step) (the paper's). "trapezoid": stays, and falls linearly to zero from step
-    `decay_from` over `decay_steps`; a run can be prolonged without knowing its end. "cosine": falls to zero over
+    "inverse-sqrt": falls as 1/sqrt(step) (the paper's). "trapezoid": constant, then linear to zero from step
+    `decay_from` over `decay_steps`; such a run can be extended before its decay. "cosine": falls to zero over
     `decay_steps` from the end of the warm-up.
     """
 
@@ -178,10 +182,10 @@ class Schedule:
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))
 
     def ending(self, step: int, end: int) -> Schedule:
-        """A trapezoid that gives what this one gives at `step`, and from there falls to zero at step `end`."""
+        """A trapezoid with this schedule's value at `step` that falls linearly to zero at step `end`."""
         flat = self.decay_from is None or step <= self.decay_from
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
             return self
-        steps = round((end - step) / height)  # a longer fall, of which a part has passed
+        steps = round((end - step) / height)  # length of the whole fall, a part of which is over
         return replace(self, kind="trapezoid", decay_from=end - steps, decay_steps=steps)

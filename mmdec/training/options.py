@@ -1,7 +1,7 @@
-"""Options of a module, or of its data: a frozen dataclass, and the flat hyperparameters of recipes and checkpoints.
+"""Options of a module or a data module: a frozen dataclass, whose fields recipes and checkpoints store directly.
 
-A class takes `**options` and makes its dataclass of them: the command line finds the dataclass's fields there, so that
-recipes and checkpoints name each option directly.
+A class takes `**options` and builds its dataclass from them. The command line finds the dataclass's fields there, so
+recipes name each option without nesting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def check_counts(**counts: int) -> None:
 
 
 def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The tokens by their number: the option `units`, which the command line passes from the data to every model."""
+    """The tokens, ordered by id: the option `units`, which the command line copies from the data to every model."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def keep_options(module: LightningModule, options: Any) -> None:
-    """Add the options that were left at their defaults to the hyperparameters, which a checkpoint keeps."""
+    """Add options with default values to the hyperparameters, so that checkpoints store all options."""
     for field in fields(options):
         module.hparams.setdefault(field.name, getattr(options, field.name))

@@ -1,7 +1,7 @@
-"""Results that are kept on disk while a run goes on: token lists, and decoder states, of windows that come again.
+"""Stores on disk for results that are used again: token lists and decoder states of windows.
 
-Each process appends to files of its own, `{rank}.jsonl`, and reads what all have written before. A process may be
-killed at any moment: the line that it was writing is left out, and whole ones count.
+Each process appends to its own files, `{rank}.jsonl`, and reads the files of all processes. A process may be killed at
+any moment: an incomplete last line is ignored.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch import Tensor
 
 
 class JsonLines:
-    """The .jsonl files of a folder: all of them are read, the one of this process is written."""
+    """The .jsonl files of a folder. It reads all of them, and writes this process's file."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.file = folder, folder / f"{rank}.jsonl"
 
     def read(self) -> Iterator[tuple[Path, Any]]:
-        """Each whole line's value and the file that holds it."""
+        """The value of each complete line, with its file."""
         for path in sorted(self.folder.glob("*.jsonl")):
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     value = json.loads(line)
-                except ValueError:  # the line that a killed process was writing
+                except ValueError:  # an incomplete line of a killed process
                     continue
                 yield path, value
         if self.file.is_file() and not self.file.read_bytes().endswith(b"\n"):
-            self.append("")  # ends the broken line
+            self.append("")  # ends the incomplete line
 
     def append(self, *lines: str) -> None:
         with open(self.file, "a", encoding="utf-8") as file:
@@ -55,7 +55,7 @@ class TokenStore:
         return self.tokens.get(name)
 
     def add(self, tokens: Mapping[str, list[int]]) -> None:
-        """Keep these lists, and write them at once."""
+        """Store these lists, and write them at once."""
         self.tokens |= tokens
         if self.lines is not None and tokens:
             self.lines.append(*(json.dumps([name, ids]) for name, ids in tokens.items()))
@@ -63,14 +63,14 @@ class TokenStore:
 
 @final
 class StateStore:
-    """By name: a text's tokens (n,), EOS included, and the decoder states (n, H) that predict each of them.
+    """Stores by name: a text's tokens (n,), EOS included, and the decoder states (n, H) that predict each of them.
 
-    States lie in `{rank}.f16` in half precision and are read through memory maps. Whoever trains on them must round
-    fresh ones alike: then a run that was killed goes on with the same numbers.
+    States are in `{rank}.f16` in half precision and are read through memory maps. Training code must round newly
+    computed states to half precision, too: then a resumed run computes the same numbers.
     """
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: H. States of a file that was cut off are left out."""
+        """width: H. States that are missing at the end of a truncated file are ignored."""
         self.lines = JsonLines(folder, rank)
         self.width, self.file = width, folder / f"{rank}.f16"
         self.index: dict[str, tuple[Path, int, list[int]]] = {}  # name -> file, its first byte, tokens
@@ -98,7 +98,8 @@ class StateStore:
         return tokens, torch.from_numpy(states.astype(np.float32)).view(-1, self.width)
 
     def add(self, texts: Mapping[str, tuple[list[int], Tensor]]) -> None:
-        """Keep tokens and states (n, H). States are written first, so that a name always has all of its states."""
+        """Store tokens and states (n, H). States are written before the name, so a stored name always has all of its
+        states."""
         lines = []
         with open(self.file, "ab") as file:
             for name, (tokens, states) in texts.items():
@@ -111,10 +112,11 @@ class StateStore:
 
 @final
 class FrameStore:
-    """By name: the frames (n, D) of a sound, an encoder's states for instance; kept and read as `StateStore` does."""
+    """Stores by name the frames (n, D) of a sound, for instance an encoder's states; in the same way as
+    `StateStore`."""
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: D. Frames of a file that was cut off are left out."""
+        """width: D. Frames that are missing at the end of a truncated file are ignored."""
         self.lines = JsonLines(folder, rank)
         self.width, self.file = width, folder / f"{rank}.f16"
         self.index: dict[str, tuple[Path, int, int]] = {}  # name -> file, its first byte, frames
@@ -136,7 +138,7 @@ class FrameStore:
         return torch.from_numpy(frames.astype(np.float32))
 
     def add(self, frames: Mapping[str, Tensor]) -> None:
-        """Keep frames (n, D), n at least 1. They are written before their names."""
+        """Store frames (n, D), n at least 1. They are written before their names."""
         lines = []
         with open(self.file, "ab") as file:
             for name, rows in frames.items():

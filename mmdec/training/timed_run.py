@@ -1,7 +1,7 @@
-"""Training in a given time, for all systems of `make train`: the time left, stages, their processes and results.
+"""Training with a time limit, for all systems of `make train`: the remaining time, stages, their processes and results.
 
 Everything is written to runs/. If a model there scored better than the one that its training started from, the next run
-starts from it, and `mmdec promote` may put it into models/.
+starts from it, and `mmdec promote` may copy it to models/.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from mmdec.training.processes import TERMINATED, started_here
 from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")
-LEAST = 20.0  # seconds, below which a stage is not begun
-EXPORT = 4.0  # seconds that writing a model takes, at most
-COMPARED = "compared"  # in a run's provenance.json: what an Outcome says
+LEAST = 20.0  # seconds: a stage with less time is not started
+EXPORT = 4.0  # the most seconds that writing a model takes
+COMPARED = "compared"  # in a run's provenance.json: the values of an Outcome
 
-Runner = Callable[..., None]  # runs a module of this package with arguments, in another process
+Runner = Callable[..., None]  # runs a module of this package, with arguments, in another process
 Recipe = dict[str, Any]  # LightningCLI's configuration
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """Time until `end`, in seconds since 1970, by the clock `now`."""
+    """The time until `end`, in seconds since 1970, by the clock `now`."""
 
     end: float
     now: Callable[[], float] = time.time
@@ -53,7 +53,7 @@ class Allowance:
         return self.end - self.now()
 
     def part(self, share: float) -> Allowance:
-        """An allowance that ends after this share of the time that is left."""
+        """An allowance that ends after this share of the remaining time."""
         return Allowance(self.now() + self.left * share, self.now)
 
     def less(self, seconds: float) -> Allowance:
@@ -61,7 +61,7 @@ class Allowance:
         return Allowance(self.end - seconds, self.now)
 
     def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:
-        """The result of some work, and the seconds that it took."""
+        """Run some work. Returns its result and the seconds that it took."""
         begun = self.now()
         return work(), self.now() - begun
 
@@ -71,9 +71,9 @@ class Outcome:
     """The result of one system's training: a line of the table at the end."""
 
     system: str
-    trained: str  # what was trained, or why nothing was
-    measure: str = ""  # what `before` and `after` count, on the development split
-    before: float | None = None  # of the model that it began from, or would replace
+    trained: str  # what was trained, or why nothing was trained
+    measure: str = ""  # the name of the score in `before` and `after`, on the development split
+    before: float | None = None  # score of the model that training began from, or would replace
     after: float | None = None
     better: bool = False
     folder: Path | None = None  # in runs/
@@ -81,17 +81,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TimedStage:
-    """One recipe, fitted to the part of the time that it gets."""
+    """One recipe, adapted to its share of the time."""
 
     name: str
-    share: float  # of the time of all stages
-    folder: Path  # of its run
-    origin: str  # what a new run begins from, for the reader
+    share: float  # relative to the time of all stages
+    folder: Path  # of the stage's run
+    origin: str  # where a new run's weights come from, for the log
     configure: Callable[[Allowance], Recipe]
     finish: Callable[[], None]  # called after the run
 
     def run(self, time: Allowance, runner: Runner) -> Recipe:
-        """Train until `time`, from the last good checkpoint if there is one; the recipe as it was run."""
+        """Train until `time`, from the last good checkpoint if there is one. Returns the recipe that was run."""
         recipe = self.configure(time)
         written = self.folder / "schedule.yaml"
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
@@ -112,10 +112,10 @@ def train_stages(
     time: Allowance,
     runner: Runner,
 ) -> Outcome:
-    """Score the model of before, train stage by stage until `time`, which holds both scores and the export.
+    """Score the old model, then train stage by stage until `time`, which includes both scores and the export.
 
-    score_before: of the model to compare with; None if there is none. score_seconds: how long a score takes, if none
-    was taken before. export: called with the last stage's recipe and the score of before.
+    score_before: scores the model to compare with; None if there is none. score_seconds: expected duration of a score,
+        if none was measured. export: called with the last stage's recipe and the old score.
     """
     before, reserved = None, score_seconds
     if score_before is not None:
@@ -134,14 +134,18 @@ def train_stages(
 
 @dataclass(frozen=True)
 class System:
-    """One model, or a part of one, that one stage trains.
+    """One model, or a part of one, that is trained in one stage.
 
-    share: of the time, where all are trained; least: seconds, below which it is left to the systems before it. needs:
-    in the corpus. programs: to build it. untrained: the end of why nothing is. new: what a run begins from without
-    earlier weights. kept: options that a resumed run goes on with. size: the option of a batch's size. fit: fits the
-    options of data and model to a start, if there is one, and to seconds. score: of a checkpoint or a folder on the
-    development split; comparison: seconds kept for it, if none was taken before. export: of a whole model. part: the
-    folder, in the model's, of a part; fits: whether a checkpoint's `base` is the model.
+    share: share of the time if all systems are trained. least: with fewer seconds, the system is skipped.
+    needs: files that the corpus must have. builder, programs: script that builds the corpus, and the programs that it
+        needs.
+    untrained: end of the sentence on why it cannot be trained. new: what a run without earlier weights begins from.
+    kept: names of options that a resumed run keeps. size: name of the batch size option.
+    fit: adapts the data and model options to a start model, if any, and to a number of seconds.
+    score: scores a checkpoint or a folder on the development split. comparison: seconds reserved for a score, if none
+        was measured before.
+    export: writes the folder of a whole model. part: for a part, its folder inside the model's folder. fits: whether a
+        checkpoint's `base` is the model.
     """
 
     name: str
@@ -161,17 +165,17 @@ class System:
     measure: str
     score: Callable[[Path, Recipe], float]
     comparison: float
-    lower: bool = False  # is better
+    lower: bool = False  # whether a lower score is better
     size: str = "batch_size"
-    validated: int | None = None  # every so many epochs, if not as the recipe says
+    validated: int | None = None  # validate every so many epochs; None: as in the recipe
     programs: Sequence[str] = ()
     export: Callable[[Path, Recipe, Path], Path] | None = None
     part: str = ""
     fits: Callable[[str], bool] | None = None
 
     def missing(self) -> str:
-        """Build the corpus of a whole model if it is missing (resumable). Why there is nothing to train: "" where there
-        is."""
+        """Build the corpus of a whole model if it is missing; an interrupted build is resumed. Returns why training is
+        impossible, or ""."""
         base = start_model(self.model)
         if self.part and not (base / "model.safetensors").is_file():
             return f"{base} is missing: {self.untrained}."
@@ -182,8 +186,8 @@ class System:
         if lacking := [program for program in self.programs if shutil.which(program) is None]:
             return f"{self.corpus} is missing, and {' and '.join(lacking)} to build it: {self.untrained}."
         print(f"building {self.corpus} first; this is done once and not counted", flush=True)
-        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed when it is whole
-        folder = self.corpus if self.corpus.exists() else whole  # what an earlier one lacks is added to it
+        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed once it is complete
+        folder = self.corpus if self.corpus.exists() else whole  # missing files are added to an existing corpus
         if code := run_builder(self.builder, folder):
             return f"{self.builder} failed with {code}, see above: {self.untrained}. Run again to go on."
         if folder == whole:
@@ -191,14 +195,14 @@ class System:
         return ""
 
     def earlier(self) -> Path | None:
-        """What is trained further: that of an earlier run if it was better, else what is shipped."""
+        """The model or part to train further: an earlier run's if that was an improvement, else the shipped one."""
         folder = start_model(self.model) / self.part
         return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
 
     def train(self, time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-        """Train until `time`, both scores included, and export to runs/; a part only where it is better.
+        """Train until `time`, both scores included, and export to runs/; a part is exported only if it is better.
 
-        A run that was cut off is resumed. `fresh` renames it, and begins with random weights.
+        An interrupted run is resumed. `fresh` renames it instead, and begins with random weights.
         """
         if fresh:
             set_run_aside(self.run)
@@ -216,14 +220,14 @@ class System:
         return train_stages(self.name, score, self.comparison, [stage], self.judged, time, runner)
 
     def begin(self) -> bool:
-        """Whether a run that was cut off can go on; else make way for a new one."""
+        """Whether an interrupted run can be resumed. If not, its folder is renamed (of a part: emptied)."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
-        scheduled = (self.run / "schedule.yaml").is_file()  # else it was begun by hand, or not at all
+        scheduled = (self.run / "schedule.yaml").is_file()  # else it was started by hand, or not at all
         if scheduled and not finished.is_file():
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
                 return True
-        if not (self.part and scheduled):  # a part's run keeps the model's answers beside its checkpoints
+        if not (self.part and scheduled):  # a part's run folder also stores the model's answers
             set_run_aside(self.run)
             return False
         for left in (checkpoints, *(self.run / f"{self.stage}{end}" for end in ("", ".part", ".old"))):
@@ -232,12 +236,12 @@ class System:
         return False
 
     def configuration(self, time: Allowance, resumed: bool, fresh: bool) -> Recipe:
-        """The recipe, fitted to the time and the machine."""
+        """The recipe, adapted to the time and the machine."""
         recipe = read_recipe(self.recipe)
         trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
         if self.part:
             data["base"] = str(start_model(self.model))
-        if resumed:  # as the run began; what depends on the machine is set anew
+        if resumed:  # keep the run's options; only machine-dependent ones are set anew
             before = read_recipe(self.run / "schedule.yaml")
             for name, options in (("data", data), ("model", model)):
                 options |= {key: value for key, value in before[name]["init_args"].items() if key in self.kept}
@@ -254,11 +258,11 @@ class System:
         return recipe
 
     def judged(self, recipe: Recipe, before: float | None) -> Outcome:
-        """Write what was trained to runs/, with its scores; a better part beside its model."""
+        """Write the trained model to runs/ with its scores; a better part goes beside its model."""
         made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
         after = self.score(made, recipe)
         better = before is None or (after < before if self.lower else after > before)
-        if before == float("inf"):  # other tokens: nothing to compare
+        if before == float("inf"):  # other tokens: the scores cannot be compared
             before = None
         if self.export is not None:
             folder = self.export(made, recipe, run_folder(self.model, better))
@@ -280,13 +284,13 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def start_model(name: str) -> Path:
-    """The model to start from: that of an earlier run if it was better, else the shipped one."""
+    """The model to start from: an earlier run's if that was an improvement, else the shipped one."""
     run = RUNS / name
     return run if better_run(run) else MODELS / name
 
 
 def better_run(run: Path) -> bool:
-    """Whether a model in runs/ was measured to be better than what it began from."""
+    """Whether a model in runs/ scored better than the one that its training began from."""
     try:
         provenance = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
         return bool(provenance[COMPARED]["better"])
@@ -295,13 +299,13 @@ def better_run(run: Path) -> bool:
 
 
 def run_folder(name: str, better: bool) -> Path:
-    """The folder in runs/ for a model: a worse one does not replace one that was better."""
+    """The folder in runs/ for a model. A worse model gets another name, so that it does not replace a better one."""
     run = RUNS / name
     return RUNS / f"{name}-not-better" if better_run(run) and not better else run
 
 
 def write_outcome(outcome: Outcome) -> Outcome:
-    """Write what was measured into the run's provenance."""
+    """Write an outcome into the run's provenance, and return it."""
     assert outcome.folder is not None
     path = outcome.folder / "provenance.json"
     provenance = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -311,7 +315,7 @@ def write_outcome(outcome: Outcome) -> Outcome:
 
 
 def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
-    """End a recipe's run at a time, and show its progress as a bar instead of lines."""
+    """Add a time limit to a recipe, and show a progress bar instead of lines."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
     bar = {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": stage, "at": at}}
@@ -320,7 +324,8 @@ def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None
 
 
 def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
-    """One process on a GPU, or where the processors are too few; its batches are then as large as all of them were."""
+    """Use one process on a GPU, or if there are too few processors, and multiply its batch size by the recipe's number
+    of processes."""
     trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
         trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
@@ -328,13 +333,13 @@ def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
 
 
 def epoch_steps(seconds: float, each: float, written: int) -> int:
-    """Steps of an epoch: a run can end only where one does, and so there are some ten of them in the time there is, at
-    `each` seconds a step."""
+    """Number of steps in an epoch, so that about ten epochs fit in `seconds` at `each` seconds a step: a run can only
+    end after an epoch. written: the recipe's number, the maximum."""
     return min(max(int(seconds / 10 / each), 2), written)
 
 
 def numbered(stem: Path) -> Path:
-    """The first of stem-1, stem-2, ... that is free."""
+    """The first path of stem-1, stem-2, ... that does not exist."""
     number = 1
     while (path := stem.with_name(f"{stem.name}-{number}")).exists():
         number += 1
@@ -342,7 +347,7 @@ def numbered(stem: Path) -> Path:
 
 
 def set_run_aside(folder: Path) -> None:
-    """Rename a run; nothing is thrown away."""
+    """Rename a run's folder. Nothing is deleted."""
     if not folder.exists():
         return
     aside = numbered(folder.with_name(f"{folder.name}-before"))
@@ -351,8 +356,9 @@ def set_run_aside(folder: Path) -> None:
 
 
 def run(module: str, *arguments: str) -> None:
-    """Another process of this Python, which ends with this one: after its checkpoint where SIGTERM ends this one."""
-    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes average their gradients
+    """Run a module in another Python process. It ends with this process; after SIGTERM, it first writes a
+    checkpoint."""
+    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes train with averaged gradients
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
     with subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment) as child:
         try:
@@ -371,15 +377,15 @@ def run(module: str, *arguments: str) -> None:
 
 
 def run_builder(builder: Path, out: Path) -> int:
-    """A corpus builder as a process that ends with this one; its exit code."""
+    """Run a corpus builder as a process that ends with this one. Returns its exit code."""
     command = [sys.executable, str(builder), "--out", str(out)]
     return subprocess.run(command, env={**os.environ, **started_here()}, check=False).returncode
 
 
 def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
-    """What a module logs on its development split, in one process, with nothing written or printed."""
+    """The values that a module logs on its development split, in one process, with nothing written or printed."""
     with lightning_says(logging.ERROR), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need none
+        warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need no workers
         trainer = Trainer(
             accelerator="cpu",
             devices=1,

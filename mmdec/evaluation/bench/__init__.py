@@ -1,1 +1,1 @@
-"""What is timed, against what, on which machine; one report form for all benchmarks."""
+"""Benchmarks: timings of methods in comparison, in one report format, with the machine's description."""

@@ -1,8 +1,8 @@
-"""SpecVLM's drafter against EAGLE-2's of the same sizes, by the number of visual tokens: cache, prompt, rounds.
+"""Times SpecVLM's drafter against EAGLE-2's of the same sizes, by the number of visual tokens: cache, prompt, rounds.
 
-Weights, embeddings and features are random, which costs what trained ones cost; what is accepted is set, by an oracle
-that takes the first `accepted` nodes of each draft, wherever they lie: random weights grow shallow trees. No target
-runs: its pass is the same for both.
+Weights, embeddings and features are random, which costs the same time as trained ones. An oracle accepts the first
+`accepted` nodes of each draft, wherever they are in the tree, because random weights grow shallow trees. The target
+does not run: its pass is the same for both.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 
-SIZES: dict[str, dict[str, int]] = {  # channels of a drafter for the shipped model, for one of 1 B, and LLaVA-1.5-7B's
+SIZES: dict[str, dict[str, int]] = {  # drafter sizes for targets: the shipped model, one of 1 B, LLaVA-1.5-7B
     "small": {"hidden_size": 160, "vocab_size": 821, "intermediate_size": 432, "num_attention_heads": 4},
     "medium": {"hidden_size": 1024, "vocab_size": 8192, "intermediate_size": 2816, "num_attention_heads": 16},
     "7B": {"hidden_size": 4096, "vocab_size": 32064, "intermediate_size": 11008, "num_attention_heads": 32},
 }
 VISUAL = (64, 256, 1024)  # tokens of the image
-BEFORE, AFTER = 8, 24  # text tokens around it
-PLAN = Plan(nodes=59, depth=7)  # EAGLE-2's and SpecVLM's, root not counted
-ROUNDS = 8  # of a run
+BEFORE, AFTER = 8, 24  # text tokens before and after it
+PLAN = Plan(nodes=59, depth=7)  # the tree of EAGLE-2 and SpecVLM, root not counted
+ROUNDS = 8  # in each run
 
 
 class Run:
-    """One prompt, and rounds in which the oracle accepts."""
+    """A drafter with one prompt, and rounds in which the oracle accepts nodes."""
 
     def __init__(self, drafter: TreeGrowing, visual: int, accepted: int) -> None:
         self.drafter, self.accepted = drafter, accepted
@@ -56,7 +56,7 @@ class Run:
 
     @torch.inference_mode()
     def prompt(self) -> Memory:
-        """The drafter's own pass over the prompt."""
+        """Run the drafter's own pass over the prompt. Returns its memory."""
         memory = self.drafter.start(self.context)
         self._accept(memory, single(torch.ones_like(self.context.tokens[:, 0])), 0)
         self.drafter.take_in(memory).hidden(self.drafter.network, memory.cache, memory.packed)
@@ -64,14 +64,14 @@ class Run:
 
     @torch.inference_mode()
     def begun(self) -> Memory:
-        """A memory behind the prompt and a plain round."""
+        """A memory after the prompt and one round without acceptance."""
         memory = self.prompt()
         self._accept(memory, single(torch.ones_like(self.context.tokens[:, 0])), 0)
         return memory
 
     @torch.inference_mode()
     def decode(self, memory: Memory) -> None:
-        """The rounds after it."""
+        """Run the rounds after the prompt."""
         roots = torch.ones_like(self.context.tokens[:, 0])
         for _ in range(ROUNDS):
             self._accept(memory, self.drafter.propose(memory, roots, PLAN), self.accepted)
@@ -95,8 +95,11 @@ def bench_compressor(
     threads: int = 2,
     log: Log = no_log,
 ) -> BenchReport:
-    """For each compressor alone and each number of visual tokens: columns of both caches and their share, and pairs of
-    prompt passes and of rounds, a = EAGLE-2, b = SpecVLM, in milliseconds and as the ratio b / a."""
+    """Time each compressor at each number of visual tokens.
+
+    Rows have the columns of both caches and their ratio, and pairs of prompt passes and of rounds: a = EAGLE-2, b =
+    SpecVLM, in milliseconds and as the ratio b / a.
+    """
     torch_device = prepared(device, threads)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
     eagle = random_drafter(size, None, torch_device, dtype)
@@ -150,13 +153,13 @@ def _row(
 
 
 def _rounds(run: Run) -> Callable[[], None]:
-    """The rounds of one memory after another: the cache grows by what is accepted, as a text does."""
+    """Run all rounds on one memory, one after another: the cache grows by the accepted tokens, as in decoding."""
     memory = run.begun()
     return lambda: run.decode(memory)
 
 
 def random_drafter(size: str, compressor: str | None, device: torch.device, dtype: torch.dtype) -> TreeGrowing:
-    """SpecVLM's with this compressor alone; None: EAGLE-2's."""
+    """SpecVLM's drafter with only this compressor, with random weights; None: EAGLE-2's drafter."""
     sizes = SIZES[size]
     heads = sizes["num_attention_heads"]
     fields: dict[str, Any] = {

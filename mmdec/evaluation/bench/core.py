@@ -1,7 +1,8 @@
-"""mmdec's loop against transformers' own, on language models with random weights. Tokens are compared before timing.
+"""Times mmdec's loop against transformers' own, on language models with random weights. Tokens are compared before
+timing.
 
-Random weights say nothing about acceptance, so two kinds of text bound it: "repeating", from weights that fall into
-loops, where nearly every copied token is accepted, and "wandering", where nearly none is.
+Random weights do not give realistic acceptance, so two kinds of text show its bounds: "repeating", from weights that
+fall into loops, where nearly every copied token is accepted, and "wandering", where nearly none is.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
     "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8},
     "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
 }
-TEXTS = {"repeating": 0.02, "wandering": 0.12}  # deviation of the weights
+TEXTS = {"repeating": 0.02, "wandering": 0.12}  # standard deviation of the weights
 PROMPT, NEW_TOKENS = 64, 128
-ROWS = 8  # of the batch
+ROWS = 8  # rows of the batch
 DTYPE = torch.float32
-COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
+COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 
 
 class Noise:
-    """A drafter that is almost always wrong: random trees of the plan's size."""
+    """A drafter that is almost always wrong: it drafts random trees of the plan's size."""
 
     name = "noise"
     needs = Needs()
@@ -48,7 +49,7 @@ class Noise:
         self.vocab_size = vocab_size
 
     def check(self, target: Target) -> None:
-        """Every target is supported."""
+        """Accept every target."""
 
     def start(self, context: Context) -> torch.Generator:
         return torch.Generator().manual_seed(0)
@@ -59,10 +60,10 @@ class Noise:
         return trees_from_lists(roots, [(row, parents) for row in tokens])
 
     def update(self, memory: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing is learned."""
+        """Do nothing: there is nothing to learn."""
 
     def select(self, memory: torch.Generator, live: Tensor) -> None:
-        """No state belongs to a row."""
+        """Do nothing: no state belongs to a row."""
 
 
 def random_model(size: str, text: str = "repeating", device: str = "cpu") -> PreTrainedModel:
@@ -71,7 +72,7 @@ def random_model(size: str, text: str = "repeating", device: str = "cpu") -> Pre
     heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
     sizes: dict[str, Any] = {**SIZES[size], **heads}
     config = LlamaConfig(**sizes, initializer_range=TEXTS[text], eos_token_id=None, pad_token_id=0)
-    model: Any = LlamaForCausalLM(config).eval()  # whose wrapped `to` type checkers misread
+    model: Any = LlamaForCausalLM(config).eval()  # type checkers misread its wrapped `to`
     return cast(PreTrainedModel, model.to(torch.device(device), DTYPE))
 
 
@@ -82,7 +83,8 @@ def bench_core(
     threads: int = 2,
     log: Log = no_log,
 ) -> BenchReport:
-    """The core's share of a round, prompt lookup against transformers', batch 8 against 1, a drafter that is wrong."""
+    """Time four things: the core's share of a round; prompt lookup against transformers'; batch 8 against batch 1; a
+    drafter that is always wrong."""
     torch_device = prepared(device, threads)
     largest = sizes[-1]
     lookup: dict[str, dict[str, Any]] = {}
@@ -138,13 +140,14 @@ def _run(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
 
 
 def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
-    """Raise MmdecError if two runs give different tokens: they must not be timed."""
+    """Raise MmdecError if two runs give different tokens, because such runs must not be timed."""
     if not torch.equal(a(), b()):
         raise MmdecError("The drafted run differs from plain decoding: no timing is reported. Report this as a bug.")
 
 
 def _core_share(size: str, device: str) -> dict[str, Any]:
-    """Seconds of the core over those of the target pass, in rounds of 16 nodes (root included), nothing accepted."""
+    """Seconds of the core divided by those of the target pass, in rounds of 16 nodes (root included) without
+    acceptance."""
     model = random_model(size, device=device)
     drafter = Noise(model.config.vocab_size)
     generation = generate(
@@ -186,7 +189,7 @@ def _lookup(size: str, text: str, repeats: int, device: str) -> dict[str, Any]:
 
 
 def _batch(size: str, repeats: int, device: str) -> dict[str, Any]:
-    """Tokens per second of a batch of `ROWS` over those of one row, same drafter."""
+    """Tokens per second of a batch of `ROWS` rows, divided by those of one row with the same drafter."""
     model = random_model(size, device=device)
     ids = _prompts(model, ROWS)
     plug = speculate("lookup", statistics=DecodingStatistics())
@@ -203,14 +206,14 @@ def _batch(size: str, repeats: int, device: str) -> dict[str, Any]:
 
 
 def _wrong(size: str, repeats: int, device: str) -> dict[str, Any]:
-    """Seconds with a drafter that is always wrong, learned draft sizes, over those of plain `generate`."""
+    """Seconds with a drafter that is always wrong and learned draft sizes, divided by those of plain `generate`."""
     model = random_model(size, device=device)
     ids = _prompts(model, 1)
     statistics = DecodingStatistics()
     plug = speculate(Noise(model.config.vocab_size), statistics=statistics)
 
     def drafted() -> Tensor:
-        statistics.clear()  # each run learns anew that the drafter is wrong
+        statistics.clear()  # so that each run learns again that the drafter is wrong
         return _run(model, ids, custom_generate=plug)
 
     def plain() -> Tensor:

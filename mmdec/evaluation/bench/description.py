@@ -1,4 +1,4 @@
-"""Drafters for a vision-language model against transformers' own loops: equal tokens first, then timed in turn.
+"""Times drafters for a vision-language model against transformers' own loops, after a check that tokens are equal.
 
 Before any timing, each method answers each question once. If the tokens of one of mmdec's methods differ from those of
 greedy `generate`, there is no report. A question on which transformers' prompt lookup differs is left out of that
@@ -30,16 +30,16 @@ from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import InputError, MmdecError
 
-LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # new tokens of an answer
-FEW = 5  # words of a short answer
-COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
+LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # bins of the number of new tokens in an answer
+FEW = 5  # the most words of a short answer
+COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 PLAIN = "plain"  # mmdec's own loop without a drafter
 LOOKUP = "prompt lookup"
 
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question, and how long its answer is."""
+    """A question, and the length of its answer."""
 
     question: ImageQuestion
     tokens: int
@@ -49,7 +49,7 @@ class AnsweredQuestion:
 @final
 @dataclass(frozen=True)
 class VlmBench:
-    """How `bench_vlm`, which says what each option means, times drafters."""
+    """The options of `bench_vlm`, which documents them."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -71,9 +71,11 @@ def bench_vlm(
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
-    questions, images, allow_absolute_paths, prompt: as for `evaluate_vlm`; per_task of each task are taken,
-    evenly spaced. drafters: as `describe` takes them; the first is compared with the others, too. plan: draft size, see
-    `parse_plan`. Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
+    questions, images, allow_absolute_paths, prompt: as for `evaluate_vlm`. per_task: take so many questions of each
+        task, evenly spaced.
+    drafters: as `describe` takes them; the first one is also compared with the others.
+    plan: draft size, see `parse_plan`.
+    Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = VlmBench(**options)
     check_whole("per_task", how.per_task, 1, 2**31, "6 of each task give a first impression.")
@@ -131,7 +133,7 @@ def _all_methods(
 ) -> dict[str, Any]:
     greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
     lookup, left_out = Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED}), dict[str, str]()
-    try:  # not every model of transformers can
+    try:  # not every transformers model can do this
         harness.measure(chosen[:1], lookup)
     except (MmdecError, MemoryError):
         raise
@@ -185,7 +187,7 @@ def _groups(answered: Sequence[AnsweredQuestion]) -> dict[str, list[int]]:
 def _against(
     measured: Measurements, method: Method, other: Method, groups: dict[str, list[int]], equal: Sequence[bool]
 ) -> dict[str, Any]:
-    """Each group by itself, without the questions on which the other side's tokens differ."""
+    """Compare two methods on each group, without the questions on which the other method's tokens differ."""
     rows = {}
     for name, indices in groups.items():
         same = [index for index in indices if equal[index]]
@@ -197,6 +199,6 @@ def _against(
 def _short(
     measured: Measurements, method: Method, greedy: Method, answered: Sequence[AnsweredQuestion]
 ) -> dict[str, Any]:
-    """Answers of few words: drafting must not make them slower."""
+    """Compare answers of few words, which drafting must not make slower."""
     indices = [index for index, entry in enumerate(answered) if entry.words <= FEW]
     return {"words": f"{FEW} and fewer", **compare(measured, method, greedy, indices)}

@@ -1,7 +1,9 @@
-"""The operators alone: on a GPU their kernels beside what torch offers, on a CPU the torch forms beside the plain ones.
+"""Times single operators: on a GPU, our kernels against those of torch; on a CPU, our fast torch forms against the
+plain ones.
 
-Before a row is timed, both sides are compared; a difference ends the benchmark. Sides are timed in turn. On a GPU bytes
-that must be read (keys, values) over seconds are set against the card's own copy bandwidth, measured here, too.
+Before a row is timed, the results of both are compared; a difference ends the benchmark. Then they are timed in turn.
+On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the card's own copy bandwidth,
+which is also measured here.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from mmdec.provenance import hardware
 from mmdec.runtime import Log, no_log
 from mmdec.types import MmdecError
 
-HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, width
-SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # nodes, prefix
+HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
+SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # numbers of nodes and of prefix tokens
 GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # batch, tokens, vertices
 LAYERS = {"cpu": 12, "cuda": 32}
 FLEX = "FlexAttention"
 
 
 def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log) -> BenchReport:
-    """Time every operator. Raises MmdecError where two sides differ."""
+    """Time every operator. Raises MmdecError if two results differ."""
     torch_device = prepared(device, threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
@@ -60,7 +62,7 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
         for subject, group, timed, row in sides
         for other, found in row["against"].items()
     )
-    # dtype: of keys and values; each row has its own.
+    # The row's dtype is that of keys and values.
     machine = hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads)
     left_out = {name: why for row in attention for name, why in row.get("not_measured", {}).items()}
     return BenchReport(
@@ -114,7 +116,7 @@ def _attention(
     for other, run in others.items():
         try:
             result = run()
-        except Exception as error:  # it is compiled now, which needs a C compiler and a shape that it supports
+        except Exception as error:  # compiled only now; this needs a C compiler and a supported shape
             if other != FLEX:
                 raise
             row["not_measured"] = {FLEX: f"{type(error).__name__}: {error}"[:300]}
@@ -129,7 +131,7 @@ def _attention(
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
-    """FlexAttention, compiled, with the same tree."""
+    """FlexAttention with the same tree, compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     above = mask.ancestors[0]
@@ -144,7 +146,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: 
 
 
 def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """An accepted path of six nodes moved in all layers of a Llama-3-8B's width, against one copy a layer."""
+    """Time moving an accepted path of six nodes in the caches of all layers of Llama-3-8B's width, against one copy for
+    each layer."""
     layers = LAYERS[device.type]
     pool = torch.randn(2 * layers, 1, 8, 2048, 128, dtype=dtype, device=device)
     path = [1000, 1002, 1005, 1009, 1014, 1020]
@@ -172,7 +175,8 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str,
 
 
 def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> list[dict[str, Any]]:
-    """The loss and its gradient against the dense torch form with autograd: time, and a GPU's peak memory."""
+    """Time the graph loss and its gradient against the dense torch form with autograd; on a GPU also compare peak
+    memory."""
     batch, tokens, size = shape
     match = torch.randn(batch, tokens, size, device=device)
     links = torch.randn(batch, size, size, device=device)
@@ -206,7 +210,7 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
 
 
 def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
-    """Log P (B,) of whole graphs as the formula has it: (B, L, L) log-sum-exps, one for each token."""
+    """Log P (B,) of whole graphs by the plain formula: one log-sum-exp over (B, L, L) for each token."""
     alpha = torch.full_like(match[:, 0], -torch.inf)
     alpha[:, 0] = match[:, 0, 0]
     for t in range(1, match.shape[1]):
@@ -217,7 +221,7 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
 
 
 def _kind(tensor: Tensor) -> dict[str, Any]:
-    """dtype and batch of an operator's input (B, ...)."""
+    """The dtype and batch size of an operator's input (B, ...)."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "batch": len(tensor)}
 
 
@@ -229,7 +233,7 @@ def _same(what: str, result: Tensor, reference: Tensor) -> None:
 
 
 def _least(run: Callable[[], object], repeats: int) -> float:
-    """Smallest CPU time of this thread. Other processes disturb this figure least."""
+    """The smallest CPU time of this thread over the repeats, because other processes disturb it least."""
     laps = []
     for _ in range(repeats):
         begin = time.thread_time()
@@ -239,8 +243,8 @@ def _least(run: Callable[[], object], repeats: int) -> float:
 
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median seconds on this GPU of one of 20 calls in a row."""
-    laps, stream = [], torch.cuda.current_stream(device)  # an event of its own accord asks the current GPU's
+    """Median seconds of a call on this GPU, from runs of 20 calls in a row."""
+    laps, stream = [], torch.cuda.current_stream(device)  # an event alone uses the current GPU
     for _ in range(repeats + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)
@@ -253,7 +257,7 @@ def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> f
 
 
 def _copy_bandwidth(device: torch.device) -> float:
-    """GB/s read and written by a copy of 1 GiB."""
+    """The bandwidth of a 1 GiB copy in GB/s, bytes read and written."""
     source = torch.empty(2**30, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / _seconds(lambda: target.copy_(source), 9, device) / 1e9
@@ -267,7 +271,7 @@ def _peak(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _launches(run: Callable[[], object], device: torch.device) -> int:
-    """Kernels that one call launches, copies of indices left out."""
+    """Number of kernels that one call launches, without copies of indices."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:

@@ -1,4 +1,4 @@
-"""What a machine has: versions, devices, and which kernels run on them."""
+"""Describes the machine: versions, devices, and which kernels run on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from mmdec.provenance import surroundings
 
 
 def machine() -> dict[str, Any]:
-    """`provenance.surroundings`, kernels and the fast pass, with `active` and, where not, `why_not`; as JSON."""
+    """A JSON-ready description: `provenance.surroundings`; and for each kernel and the fast pass `active` or
+    `why_not`."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)
     report["kernels"] = [

@@ -1,6 +1,6 @@
-"""Two sides timed in turn, A B A B: on a noisy machine only the ratio of neighbouring runs means something.
+"""Times two methods alternately, A B A B: on a noisy machine only the ratio of neighbouring runs is reliable.
 
-Beside it what all benchmarks count: the rows of a report, stages, and how deep drafts are accepted.
+It also has what all benchmarks share: report rows, seconds of stages, and accepted drafts by depth.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Result = TypeVar("Result")
 
 
 def prepared(device: str | None, threads: int) -> torch.device:
-    """The device to measure on, torch's threads set. Raises InputError for a device or a number that cannot be."""
+    """Set torch's threads, and return the device to measure on. Raises InputError for an impossible device or
+    number."""
     check_threads(threads)
     found = check_device(device)
     keep_threads(threads)
@@ -39,7 +40,7 @@ def prepared(device: str | None, threads: int) -> torch.device:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two sides timed in turn: medians in milliseconds, and the median of the ratios b / a with its quartiles."""
+    """Two methods timed alternately: medians in milliseconds, and the median of the ratios b / a with its quartiles."""
 
     a_ms: float
     b_ms: float
@@ -50,7 +51,7 @@ class Paired:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
-        """Summarise pairs of seconds (a, b), each of two runs one after the other."""
+        """Summarise pairs of seconds (a, b), each from two successive runs."""
         low, middle, high = _quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
@@ -65,7 +66,7 @@ def paired(
 ) -> Paired:
     """Run a and b alternately, after one warm-up of each.
 
-    seconds: reads the cost from a result; None takes the wall clock of the call.
+    seconds: reads the seconds from a result; None: measure the wall clock of the call.
     """
     pairs: list[tuple[float, float]] = []
     stopwatch = Stopwatch(device)
@@ -84,7 +85,7 @@ def paired(
 def comparison(
     pairs: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any
 ) -> Comparison:
-    """The row of a report. pairs: `Paired` as a dict, a = subject, b = baseline; more: further fields of the row."""
+    """Build a report row. pairs: `Paired` as a dict, a = subject, b = baseline. more: further fields of the row."""
     fields = {
         **{"times": pairs["ratio"], "low": pairs["low"], "high": pairs["high"], "pairs": pairs["n"], "inputs": 1},
         **{"subject_ms": pairs["a_ms"], "baseline_ms": pairs["b_ms"]},
@@ -101,7 +102,7 @@ def turned(pairs: Mapping[str, Any]) -> dict[str, Any]:
 def comparisons(
     found: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, **more: Any
 ) -> list[Comparison]:
-    """The rows of what `compare` found: the decoder's seconds, and the wall clock."""
+    """Build the report rows for a result of `compare`: one for decoder seconds, one for wall clock."""
     return [
         Comparison(
             *(subject, baseline, group, kind, timed, part["median"], part["low"], part["high"], part["pairs"]),
@@ -118,17 +119,18 @@ def comparisons(
 
 
 def middle(group: str) -> float | None:
-    """ "11-20 words" -> 15.5, "40+ words" -> 40.0; None for what is no length."""
+    """The middle of a length group: "11-20 words" -> 15.5, "40+ words" -> 40.0; None if the group is not a length."""
     span = re.match(r"(\d+)(?:-(\d+)|\+)", group)
     return None if span is None else (float(span[1]) + float(span[2] or span[1])) / 2
 
 
 def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:
-    """A JSON object: b over a, on some groups of recordings.
+    """Compare b with a on some groups of inputs; a JSON-ready dict.
 
-    groups: indices of groups. Seconds are sums over the groups of the median of the repeats, and `ratio` is that of the
-    sums; `median` and the quartiles `low` and `high` are of the ratios of neighbouring runs. Tokens per round include
-    the bonus or correction, but not the pass over the prompt; tokens per pass of b are None for batches.
+    groups: indices of groups. Seconds are sums over the groups of the median over repeats, and `ratio` is the ratio of
+        these sums. `median` and the quartiles `low` and `high` are those of the ratios of neighbouring runs. Tokens per
+        round include the bonus or correction token, but not the pass over the prompt. Tokens per pass of b are None for
+        batches.
     """
     if not groups:
         return {"n": 0}
@@ -153,8 +155,10 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
 
 
 def stages(measured: Measurements, groups: Sequence[int]) -> dict[str, dict[str, float]]:
-    """For each method the milliseconds that a group's stages took: the mean over the groups of the median of the
-    repeats. The drafter's are not part of the decoder's here; transformers' loops do not report them."""
+    """The milliseconds of each stage, for each method: the median over repeats, then the mean over groups.
+
+    The drafter's time is separate from the decoder's here; transformers' loops do not report it.
+    """
     spent: dict[str, dict[str, float]] = {}
     for name, runs in measured.items():
         chosen = [runs[group] for group in groups]
@@ -200,11 +204,11 @@ def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:
 
 @final
 class DepthRecorder(ForwardingDrafter):
-    """A drafter that proposes what another one does, and counts at which depths that was accepted."""
+    """Wraps a drafter, and counts at which depths its drafts are accepted."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
-        self._reached: Counter[int] = Counter()  # drafts that had a node at this depth
+        self._reached: Counter[int] = Counter()  # depth -> number of drafts with a node there
         self._accepted: Counter[int] = Counter()
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -217,12 +221,12 @@ class DepthRecorder(ForwardingDrafter):
         super().update(memory, draft, scores, verdict)
 
     def shares(self) -> list[float]:
-        """For the depths 1, 2, ...: the share accepted there, of the drafts that had a node there."""
+        """For each depth 1, 2, ...: of the drafts with a node there, the share that was accepted there."""
         return [self._accepted[depth] / self._reached[depth] for depth in sorted(self._reached)]
 
 
 def recorded(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
-    """The same methods, with a recorder around each drafter of mmdec's loop; the recorders by the method's name."""
+    """Wrap the drafters of mmdec's methods in recorders. Returns the methods, and the recorders by method name."""
     recorders: dict[str, DepthRecorder] = {}
     watched = []
     for method in methods:

@@ -1,8 +1,8 @@
-"""Whole passes of models with random weights: what tree attention and the fast pass gain end to end.
+"""Times whole passes of models with random weights: the end-to-end gain of tree attention and of the fast pass.
 
-Rows: a language model's pass over a draft's tree behind a long prefix, tree attention against SDPA with a dense mask;
-and a round of a speech model, the fast pass on against off (`passes_transcription.py`). Random weights cost what
-trained ones cost. Logits of both sides are compared before anything is timed.
+There are two rows: a language model's pass over a draft tree after a long prefix, with tree attention or with SDPA and
+a dense mask; and a round of a speech model with the fast pass on or off (`passes_transcription.py`). Random weights
+cost the same time as trained ones. The logits of both variants are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.fast_pass import fast_pass
 from mmdec.types import InputError
 
-TEXTS: dict[str, dict[str, int]] = {  # of language models: about 30 million parameters, and Qwen2.5-VL-7B's
+TEXTS: dict[str, dict[str, int]] = {  # sizes of language models: about 30 million parameters, and Qwen2.5-VL-7B's
     "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
             "num_attention_heads": 8, "num_key_value_heads": 2},
     "7B": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
            "num_attention_heads": 28, "num_key_value_heads": 4},
 }  # fmt: skip
-SHORT = 16  # tokens of a prefix behind which the tree's own columns weigh much: a wrong mask shows in the logits
+SHORT = 16  # prefix tokens of the comparison: so few that a wrong tree mask changes the logits clearly
 DENSE = "SDPA, dense mask"
-Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]  # rows, and what was not measured and why
+Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]  # rows; and what was not measured, with the reason
 SPEECH_DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
 
 
 @dataclass(frozen=True)
 class PassSizes:
-    """What is measured."""
+    """The sizes to measure."""
 
     text: str  # a key of `TEXTS`
     prefix: int  # tokens before the draft
@@ -60,9 +60,9 @@ def bench_passes(
     threads: int = 1,
     log: Log = no_log,
 ) -> BenchReport:
-    """Time both rows. A row that does not fit into the GPU's memory is left out, and said so.
+    """Time both rows. A row that does not fit into the GPU's memory is left out and listed.
 
-    sizes: None takes those of `SIZES` for the device. Raises MmdecError where two sides differ.
+    sizes: None: those of `SIZES` for the device. Raises MmdecError if two results differ.
     """
     torch_device = prepared(device, threads)
     chosen = sizes or SIZES[torch_device.type]
@@ -83,7 +83,7 @@ def bench_passes(
             measured, missing = [], {name: f"not enough GPU memory: {str(error).partition(chr(10))[0]}"[:300]}
         rows += measured
         not_measured |= missing
-    # dtype: of the language model; each row has its own.
+    # The row's dtype is the language model's.
     machine = hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads)
     return BenchReport(
         bench="passes",
@@ -120,10 +120,10 @@ def sizes_for(
 
 
 def random_text_model(size: str, positions: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A Llama of `TEXTS` with random weights, made on the device; it attends by tree attention."""
+    """A Llama of `TEXTS` with random weights and tree attention, created on the device."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {**TEXTS[size], "max_position_embeddings": positions}
-    # With this deviation each map keeps its input's size: what a layer attends to reaches the logits at every width.
+    # With this deviation each layer keeps its input's scale, so attention influences the logits at every width.
     config = LlamaConfig(**shape, initializer_range=shape["hidden_size"] ** -0.5, eos_token_id=None, pad_token_id=0)
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=TREE_ATTENTION)
@@ -133,10 +133,10 @@ def random_text_model(size: str, positions: int, device: torch.device, dtype: to
 def text_pass(
     sizes: PassSizes, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The pass of a draft, its acceptance included: rows, and what was not measured.
+    """Time the pass over a draft, including its acceptance. Returns rows, and what was not measured.
 
-    In the fast pass SDPA reads a slot's free columns, too, at most a quarter more than there are tokens, which tree
-    attention passes over. So where the fast pass is used, SDPA is timed without it as well.
+    In the fast pass, SDPA also reads a cache slot's free columns, at most a quarter more than there are tokens; tree
+    attention skips them. So where the fast pass is used, SDPA is also timed without it.
     """
     tree = random_text_model(sizes.text, 2 * sizes.prefix, device, dtype)
     dense: Any = twin(tree)
@@ -161,7 +161,7 @@ def text_pass(
             "pair": asdict(paired(partial(a, draft), partial(b, draft), repeats, device)),
             "dtype": _short(dtype),
             "batch": 1,
-            "differences": [near, far],  # behind the short prefix, behind the whole one
+            "differences": [near, far],  # after the short prefix, after the whole one
             "graphs": [fast_pass(side).captured for side in (tree, model)],
         }
         rows.append(row)
@@ -175,7 +175,7 @@ def _tokens(count: int, vocabulary: int) -> Tensor:
 
 
 def _wanted_a_gpu() -> dict[str, str]:
-    """The rows of a GPU, where the CPU was asked for."""
+    """The rows that need a GPU, as not measured on the CPU."""
     gpu = SIZES["cuda"]
     reason = "the CPU was asked for" if torch.cuda.is_available() else "no GPU"
     return {

@@ -1,8 +1,8 @@
-"""Rounds of a Whisper with random weights and Medusa heads: the fast pass on against off.
+"""Times rounds of a Whisper with random weights and Medusa heads: the fast pass on against off.
 
-On a GPU the fast pass replays CUDA graphs; on a CPU it only takes its fixed shapes. A round is the drafter, the
-target's pass and the core, as `decode/loop.py` times them. Below: two models with the same weights, of which one passes
-differently, compared on drafts.
+On a GPU the fast pass replays CUDA graphs; on a CPU it only uses fixed shapes. A round is the drafter, the target's
+pass and the core, as `decode/loop.py` times them. The second part of this file compares, on drafts, two models with the
+same weights and different passes.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ SPEECHES: dict[str, dict[str, int]] = {  # Whisper's sizes: channels, layers, he
     "tiny": {"d_model": 384, "layers": 4, "heads": 6},
     "small": {"d_model": 768, "layers": 12, "heads": 12},
 }
-NODES, DEPTH = 16, 6  # of a draft, root included: the shape that `bench asr` reports
+NODES, DEPTH = 16, 6  # of a draft, root included: the tree of `bench asr`
 NEW_TOKENS = 96
-HEADS = 10  # Medusa's
-GRAPHS, SHAPES = "CUDA graphs", "fixed shapes without graphs"  # what the fast pass is on a GPU, and on a CPU
+HEADS = 10  # number of Medusa heads
+GRAPHS, SHAPES = "CUDA graphs", "fixed shapes without graphs"  # what the fast pass uses on a GPU, and on a CPU
 PARTS: dict[str, Callable[[Round], float]] = {
     "round": lambda round_: round_.target + round_.drafter + round_.core,
     "draft's pass": lambda round_: round_.target,
 }
-# Of the relative difference, see `difference`. In bfloat16 28 layers of random weights turn roundings into a twentieth;
-# one node with a wrong parent, behind a short prompt, is off by a half and more.
+# Limits of the relative `difference`. In bfloat16, rounding in 28 layers of random weights adds up to a twentieth;
+# one node with a wrong parent, after a short prompt, changes a half or more.
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-ROUNDS = 4  # that are compared: the fast pass makes a graph at the third and replays it then
+ROUNDS = 4  # compared rounds: the fast pass captures a graph at the third and then replays it
 
 
 def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A Whisper of `SPEECHES` with random weights, made on the device. It never ends a text: that token's row of the
-    output matrix is 0."""
+    """A Whisper of `SPEECHES` with random weights, created on the device. It never ends a text, because the end token's
+    row of the output matrix is 0."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(SPEECHES[size])
     width, layers, heads = sizes.pop("d_model"), sizes.pop("layers"), sizes.pop("heads")
@@ -62,7 +62,7 @@ def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> 
         decoder_attention_heads=heads,
         encoder_ffn_dim=4 * width,
         decoder_ffn_dim=4 * width,
-        init_std=width**-0.5,  # each map keeps its input's size
+        init_std=width**-0.5,  # each layer keeps its input's scale
         **sizes,
     )
     with torch.device(device):
@@ -75,10 +75,10 @@ def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> 
 def speech_rounds(
     size: str, device: torch.device, dtype: torch.dtype, repeats: int, new_tokens: int = NEW_TOKENS
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Rows of a whole round and of its target pass, and what was not measured.
+    """Time a whole round and its target pass. Returns rows, and what was not measured.
 
-    Logits are compared first; in float32 the texts must be equal, too. In bfloat16 a rounding may turn the choice
-    between two words of a random model: then the row says so.
+    Logits are compared first; in float32 the texts must be equal, too. In bfloat16 rounding may change the choice
+    between two tokens of a random model; the row then records this.
     """
     on = random_speech_model(size, device, dtype)
     off = twin(on)
@@ -122,8 +122,8 @@ def speech_rounds(
 
 
 def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Callable[[], tuple[Tensor, list[Round]]]:
-    """A call of `generate` with random heads: its tokens, and the rounds after the prompt's."""
-    network: Any = model  # PreTrainedModel declares no `generate`
+    """A function that calls `generate` with random heads. It returns the tokens, and the rounds after the prompt's."""
+    network: Any = model  # PreTrainedModel does not declare `generate`
     torch.manual_seed(1)
     heads = MedusaHeads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=HEADS))
     drafter = Medusa(heads.to(model.device, model.dtype), network.proj_out)
@@ -147,7 +147,7 @@ def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Call
 
 
 def prompt_of(model: PreTrainedModel) -> dict[str, Any]:
-    """A prompt of a few tokens, with the encoder's states of random sound, as the target's `prefill` takes it."""
+    """A short prompt with encoder states of random sound, as inputs of the target's `prefill`."""
     network: Any = model
     with torch.no_grad():
         states = network.get_encoder()(_features(model)).last_hidden_state
@@ -156,7 +156,7 @@ def prompt_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _features(model: PreTrainedModel) -> Tensor:
-    """(1, mels, T) of a whole window, random."""
+    """Random features (1, mels, T) of a whole window."""
     shape = 1, model.config.num_mel_bins, 2 * model.config.max_source_positions
     return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(model.device, model.dtype)
 
@@ -166,26 +166,26 @@ def _median(rounds: list[Round], part: Callable[[Round], float]) -> float:
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with a configuration and a fast pass of its own, over the very weights of `model`."""
+    """A model that shares the weights of `model`, with its own configuration and fast pass."""
     network = cast(nn.Module, model)
     shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     return copy.deepcopy(model, cast(Any, shared))
 
 
 def binary_tree(nodes: int, vocab_size: int, device: torch.device) -> Draft:
-    """A draft (1, nodes) of random tokens: node n hangs below node (n - 1) // 2."""
+    """A draft (1, nodes) of random tokens: node n is a child of node (n - 1) // 2."""
     drawn = torch.randint(vocab_size, (nodes,), generator=torch.Generator().manual_seed(0))
-    # Parents of the nodes below the root are node numbers, the root's being 0.
+    # Parents are node numbers; the root's is 0.
     parents = [node // 2 for node in range(nodes - 1)]
     return trees_from_lists(drawn[:1].to(device), [(drawn[1:].tolist(), parents)])
 
 
 @final
 class Run:
-    """A model behind a prompt. Each call scores a draft, of which only the root is then accepted."""
+    """A model after a prompt. Each call scores a draft and accepts only its root."""
 
     def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
-        """inputs: of the target's `prefill`, one row."""
+        """inputs: arguments of the target's `prefill`, one row."""
         self.target = target_of(model)
         self.session: Any = self.target.prefill(inputs, Needs())[0]
 
@@ -202,12 +202,12 @@ class Run:
 
 
 def compare(what: str, a: Run, b: Run, draft: Draft) -> float:
-    """The largest relative difference of two runs' logits over some rounds. Raises MmdecError if it is too large."""
+    """The largest relative difference of two runs' logits over several rounds. Raises MmdecError if it is too large."""
     worst = 0.0
     for _ in range(ROUNDS):
         result = a(draft)
         found, limit = difference(result, b(draft)), LIMITS[result.dtype]
-        if not found <= limit:  # so is NaN
+        if not found <= limit:  # also true for NaN
             raise MmdecError(
                 f"{what}: logits of the two sides must differ by at most {limit:g} of their size, but differ by "
                 f"{found:.3g}. No time was taken. Report this as a bug."
@@ -217,6 +217,6 @@ def compare(what: str, a: Run, b: Run, draft: Draft) -> float:
 
 
 def difference(result: Tensor, reference: Tensor) -> float:
-    """The Euclidean norm of the difference over that of the reference, for the node where this is largest."""
+    """The norm of the difference divided by the reference's norm, for the node where this is largest."""
     apart = (result.float() - reference.float()).norm(dim=-1)
     return float((apart / reference.float().norm(dim=-1)).max())

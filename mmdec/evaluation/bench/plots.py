@@ -1,5 +1,5 @@
-"""Plots of benchmarks, and of a training run's metrics.csv, as PNG. matplotlib (extra `mmdec[plots]`) draws without a
-display and is imported when the first plot is drawn."""
+"""Plots benchmarks, and a training run's metrics.csv, as PNG. matplotlib (extra `mmdec[plots]`) needs no display here,
+and is imported at the first plot."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from mmdec.types import InputError
 
 Axes = Any  # matplotlib's
 LARGEST_CSV = 256 * 2**20  # bytes
-PANELS = 6  # of one picture of training curves
+PANELS = 6  # the most panels of one figure of training curves
 
 
 def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = None) -> list[Path]:
-    """Draw what the run has figures for: speed-up by length, tokens a round by task, time by stage, acceptance by
-    depth. metrics: a CSVLogger's metrics.csv, as training curves. Returns the files written, in `directory`.
+    """Draw all plots that the run has data for: speed-up by length, tokens per round by task, time by stage, acceptance
+    by depth.
 
-    Raises InputError where matplotlib is not installed, and for a metrics.csv that is none.
+    metrics: a CSVLogger's metrics.csv, to plot training curves. directory: where the files are written.
+    Returns the paths of the files.
+    Raises InputError where matplotlib is not installed, and for an invalid metrics.csv.
     """
     pyplot = import_pyplot()
     folder = Path(directory)
@@ -48,15 +50,15 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
 
 
 def check_plots(metrics: str | Path | None = None) -> None:
-    """Raise InputError where matplotlib is not installed, or `metrics` is no metrics.csv."""
+    """Raise InputError where matplotlib is not installed, or `metrics` is not a valid metrics.csv."""
     import_pyplot()
     if metrics is not None:
         training_curves(metrics)
 
 
 def training_curves(path: str | Path) -> dict[str, list[tuple[float, float]]]:
-    """The columns of a metrics.csv as Lightning's CSVLogger writes it: name -> (step, value), in order; rows without a
-    value of the column, and values that are not finite, are left out. Raises InputError."""
+    """Read the columns of a metrics.csv by Lightning's CSVLogger: name -> (step, value), in order. Missing and
+    non-finite values are left out. Raises InputError."""
     source = Path(path)
     try:
         if source.stat().st_size > LARGEST_CSV:
@@ -94,7 +96,7 @@ def _float(text: object) -> float | None:
 
 
 def import_pyplot() -> Any:
-    """matplotlib.pyplot, which draws into memory. Raises InputError where it is not installed."""
+    """Import matplotlib.pyplot for drawing without a display. Raises InputError where it is not installed."""
     try:
         import_module("matplotlib").use("Agg")
         return import_module("matplotlib.pyplot")
@@ -108,7 +110,8 @@ def import_pyplot() -> Any:
 def new_figure(
     pyplot: Any, rows: int = 1, columns: int = 1, panel: tuple[float, float] = (6.4, 4.0)
 ) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes, closed at the end. panel: width and height of each, in inches."""
+    """A context with a new figure and its axes; the figure is closed at the end. panel: width and height of each panel
+    in inches."""
     size = (panel[0] * columns, panel[1] * rows)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     try:
@@ -118,12 +121,12 @@ def new_figure(
 
 
 def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=120, metadata={"Software": None})  # the same figures give the same bytes
+    figure.savefig(path, dpi=120, metadata={"Software": None})  # without the version, equal figures give equal bytes
     return path
 
 
 def _by_length(axes: Axes, report: BenchReport) -> bool:
-    """Times faster over the length of the output, with quartiles."""
+    """Plot the speed-up over the output's length, with quartiles."""
     lines: dict[str, list[Comparison]] = {}
     for row in report.comparisons:
         if row.kind == "length" and row.size is not None and row.times is not None:
@@ -147,7 +150,7 @@ def _by_length(axes: Axes, report: BenchReport) -> bool:
 
 
 def _tokens(axes: Axes, report: BenchReport) -> bool:
-    """Tokens a round of each drafter, by task, or by whatever groups the report has."""
+    """Plot the tokens per round of each drafter, by task or by the report's other groups."""
     rows = {
         (row.subject, row.group): row.tokens_per_round
         for row in report.comparisons
@@ -166,7 +169,7 @@ def _tokens(axes: Axes, report: BenchReport) -> bool:
 
 
 def _stages(axes: Axes, report: BenchReport) -> bool:
-    """A stacked bar of milliseconds for each method."""
+    """Plot a stacked bar of milliseconds for each method."""
     if not report.stages:
         return False
     names = [*dict.fromkeys(stage for spent in report.stages.values() for stage in spent if stage != "total")]
@@ -183,7 +186,7 @@ def _stages(axes: Axes, report: BenchReport) -> bool:
 
 
 def _depths(axes: Axes, report: BenchReport) -> bool:
-    """Share of the drafts that reach a depth whose node there was accepted."""
+    """Plot, for each depth, the share of drafts with a node there that was accepted."""
     for name, shares in report.depths.items():
         axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
     if not report.depths:
@@ -205,7 +208,8 @@ def _bars(axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[floa
 
 
 def _training(pyplot: Any, curves: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> Path:
-    """A panel for each metric, train and val together; the ones with most points where there are more than `PANELS`."""
+    """Plot each metric in a panel, train and val together. If there are more than `PANELS`, take those with the most
+    points."""
     panels: dict[str, list[str]] = {}
     for name in curves:
         panels.setdefault(name.split("/")[-1].removeprefix("train_").removeprefix("val_"), []).append(name)

@@ -1,8 +1,8 @@
-"""What a benchmark found, in one form for all of them, and its JSON: a `BenchRun` holds a `BenchReport` for each.
+"""The report format of all benchmarks and its JSON: a `BenchRun` holds one `BenchReport` for each benchmark.
 
-Every renderer (table, Markdown, plots, comparison with a saved run) reads this form and none else. What a benchmark has
-beyond it stands in `details`, as it was measured. A saved file names its version of the form; another is refused with a
-sentence.
+All outputs (table, Markdown, plots, comparison with a saved run) use only this format. Further results of a benchmark
+are in `details`, unprocessed. A saved file has the format's version; a file of another version is refused with a clear
+message.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ if TYPE_CHECKING:
 FORMAT = "mmdec-bench"
 VERSION = 1
 LARGEST = 64 * 2**20  # bytes of a saved run
-WALL, DECODER = "wall clock", "decoder"  # what is timed
+WALL, DECODER = "wall clock", "decoder"  # kinds of measured time
 
 Kind = Literal["all", "length", "task", "batch", "draft size", "shape"]
 
 
 @dataclass(frozen=True)
 class Exactness:
-    """What was compared before anything was timed."""
+    """The comparison of outputs that was made before any timing."""
 
     what: str
-    equal: int  # inputs on which both sides agreed
+    equal: int  # number of inputs with equal outputs
     of: int
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides timed in turn. `times` is how many times faster the subject is: the median of the paired ratios."""
+    """Two methods timed alternately. `times`: how many times faster the subject is, the median of the paired ratios."""
 
-    subject: str  # whose speed this is
+    subject: str  # the method whose speed-up this is
     baseline: str
-    group: str  # of inputs, in words: "40+ words"
-    kind: Kind  # by what the inputs are grouped
+    group: str  # name of a group of inputs: "40+ words"
+    kind: Kind  # what the groups are made by
     timed: str  # "wall clock", "decoder", ...
-    times: float | None  # baseline's seconds over the subject's
-    low: float | None  # quartiles, or the extremes where `spread` says so
+    times: float | None  # seconds of the baseline over seconds of the subject
+    low: float | None  # quartiles, or the extremes if `spread` says so
     high: float | None
-    pairs: int  # of runs
+    pairs: int  # number of pairs of runs
     inputs: int
     spread: Literal["quartiles", "range"] = "quartiles"
-    size: float | None = None  # the group's length in `unit`, for a curve
+    size: float | None = None  # the group's length in `unit`, to plot curves
     unit: str = ""
     subject_ms: float | None = None
     baseline_ms: float | None = None
-    tokens_per_round: float | None = None  # of the subject, bonus or correction included
+    tokens_per_round: float | None = None  # of the subject, bonus or correction token included
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What a saved run's comparison is found by."""
+        """The key by which the same comparison is found in another run."""
         return self.subject, self.baseline, self.group, self.timed
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A figure that compares nothing."""
+    """A single figure, without a comparison."""
 
     name: str
     value: float
@@ -77,7 +77,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """One benchmark's findings."""
+    """The results of one benchmark."""
 
     bench: str  # asr, vlm, ...
     title: str
@@ -85,31 +85,32 @@ class BenchReport:
     exactness: tuple[Exactness, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     quantities: tuple[Quantity, ...] = ()
-    stages: dict[str, dict[str, float]] = field(default_factory=dict)  # method -> stage -> milliseconds of an input
-    depths: dict[str, tuple[float, ...]] = field(default_factory=dict)  # drafter -> share accepted at depth 1, 2, ...
-    not_measured: dict[str, str] = field(default_factory=dict)  # what -> why
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)  # method -> stage -> milliseconds for one input
+    depths: dict[str, tuple[float, ...]] = field(default_factory=dict)  # drafter -> accepted share at depths 1, 2, ...
+    not_measured: dict[str, str] = field(default_factory=dict)  # what -> the reason
     details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """The benchmarks of one command, and those that were left out, with the reason."""
+    """The benchmarks of one command; and those that were left out, with the reason."""
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}  # of all that it holds, too
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # applies to all nested classes, too
 
     reports: tuple[BenchReport, ...]
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def to_json(run: BenchRun, **more: Any) -> str:
-    """A run as JSON that every parser reads: what is not finite becomes null. more: further entries of its top."""
+    """The run as standard JSON: values that are not finite become null. more: further top-level entries."""
     content = {"format": FORMAT, "version": VERSION, **asdict(run), **more}
     text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def load_run(path: str | Path) -> BenchRun:
-    """What `to_json` wrote. Raises InputError for a file that is missing, too large, or holds anything else."""
+    """Read a file that `to_json` wrote. Raises InputError for a file that is missing, too large, or in another
+    format."""
     source = Path(path)
     try:
         with open(source, "rb") as file:
@@ -135,7 +136,7 @@ def load_run(path: str | Path) -> BenchRun:
         )
     known = {name: content[name] for name in ("reports", "left_out") if name in content}
     try:
-        text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")  # names of files may be no UTF-8
+        text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")  # file names may be invalid UTF-8
         return reader().validate_json(text, strict=True)
     except (ValueError, RecursionError) as error:
         raise InputError(
@@ -144,7 +145,7 @@ def load_run(path: str | Path) -> BenchRun:
 
 
 def reader() -> TypeAdapter[BenchRun]:
-    """What checks a saved run. Raises InputError without the package pydantic."""
+    """The validator of saved runs. Raises InputError without the package pydantic."""
     try:
         from pydantic import TypeAdapter
     except ImportError as error:
@@ -155,7 +156,7 @@ def reader() -> TypeAdapter[BenchRun]:
 
 
 def _first_wrong(error: Any) -> str:
-    """In one sentence, of all that pydantic found: an entry that is wrong before one that is missing."""
+    """One sentence on the first error that pydantic found; wrong entries come before missing ones."""
     if not hasattr(error, "errors"):
         return f"{error!s:.200}"
     wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")
@@ -163,7 +164,7 @@ def _first_wrong(error: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON: infinities and NaN as null, keys as text."""
+    """Convert a value for JSON: infinities and NaN to null, keys to text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -174,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def merged(runs: Sequence[BenchRun]) -> BenchRun:
-    """Several runs as one; of two reports of the same benchmark both stay."""
+    """Merge several runs into one; all reports are kept, also two of the same benchmark."""
     left_out: dict[str, str] = {}
     for run in runs:
         left_out |= run.left_out

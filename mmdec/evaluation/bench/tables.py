@@ -1,5 +1,5 @@
-"""Reports of benchmarks for people: tables of 80 columns for a terminal, and Markdown; and beside a saved run, how each
-median changed and in what their surroundings differ."""
+"""Prints benchmark reports: tables of 80 columns for a terminal, and Markdown. With a saved run it also prints how each
+median changed, and how the machines and versions differ."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mmdec.evaluation.bench.report import WALL, BenchReport, BenchRun, Compariso
 
 Rows = list[tuple[str, ...]]
 WIDTH = 80
-MANY = 8  # pairs of subject and baseline; of more, subjects share a table
-FIRST = 12  # least columns of a table's first cell, which may be folded; no other is
+MANY = 8  # number of (subject, baseline) pairs; if there are more, subjects share a table
+FIRST = 12  # smallest width of a table's first column, the only one that may be wrapped
 
 
 def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
@@ -36,7 +36,7 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
 
 
 def markdown(run: BenchRun, changes: Changes | None = None) -> str:
-    """The same as Markdown."""
+    """The same tables as Markdown."""
     lines: list[str] = []
     for title, head, rows in sections(run, changes):
         if head:
@@ -48,7 +48,7 @@ def markdown(run: BenchRun, changes: Changes | None = None) -> str:
 
 
 def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """What is shown: a title, the heads of the columns (none for a list of lines), the rows."""
+    """The parts of the output: a title, the column headings (none for a list of lines), the rows."""
     for report in run.reports:
         yield from _report(report)
     if changes is not None:
@@ -90,7 +90,8 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """A table for each baseline that is no subject itself, by length; and the tasks, a column for each subject."""
+    """A table by length for each baseline that is not itself a subject, and a table by task with one column for each
+    subject."""
     shown = [row for row in comparisons if row.timed == WALL]
     subjects = list(dict.fromkeys(row.subject for row in shown))
     baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
@@ -115,7 +116,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
 
 
 def _compared(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:
-    """Columns that say nothing are left out."""
+    """Headings and rows; columns without information are left out."""
     several = len({row.timed for row in rows}) > 1
     tokens = any(row.tokens_per_round is not None for row in rows)
     head = ["", *(["timed"] if several else []), "n", "faster (quartiles)", "ms, other ms"]
@@ -152,7 +153,7 @@ def _changes(changes: Changes) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def machine(hardware: dict[str, Any]) -> str:
-    """One line: processor or GPU, threads, dtype, batch, versions, commit, date."""
+    """One line on the machine: processor or GPU, threads, dtype, batch, versions, commit, date."""
     versions = hardware.get("versions") or {}
     batch = hardware.get("batch")
     device = hardware.get("device")
@@ -203,7 +204,7 @@ def _share(shares: Sequence[float], depth: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three or four digits that count."""
+    """A number with three or four significant digits."""
     if value is None:
         return "-"
     if float(value).is_integer() and abs(value) < 1e6:
@@ -224,25 +225,25 @@ SURROUNDINGS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch",
 
 @dataclass(frozen=True)
 class Change:
-    """One comparison in both runs."""
+    """One comparison that is in both runs."""
 
     bench: str
     subject: str
     baseline: str
     group: str
     timed: str
-    before: float | None  # times faster
+    before: float | None  # times faster, in the saved run
     now: float | None
-    ratio: float | None  # of these, now over saved
-    subject_ratio: float | None  # of the subject's own milliseconds, now over saved
+    ratio: float | None  # `times` now, divided by `times` in the saved run
+    subject_ratio: float | None  # the subject's milliseconds now, divided by those in the saved run
     baseline_ratio: float | None
 
 
 @dataclass(frozen=True)
 class Changes:
-    """All of them."""
+    """All changes between two runs."""
 
-    source: str  # the saved run's file
+    source: str  # name of the saved run's file
     warnings: tuple[str, ...]
     rows: tuple[Change, ...]
     only_now: tuple[tuple[str, ...], ...] = ()
@@ -250,7 +251,7 @@ class Changes:
 
 
 def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
-    """Compare the reports of equal names; a benchmark that one of the runs lacks is named."""
+    """Compare the reports with equal names. Benchmarks that only one run has are listed."""
     warnings: list[str] = []
     rows: list[Change] = []
     only_now: list[tuple[str, ...]] = []
@@ -272,7 +273,8 @@ def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """In what two runs' surroundings differ, but for commit, date and command, which say nothing of the speed."""
+    """The differences of two runs' machines and versions, without commit, date and command, which do not affect the
+    speed."""
     lines = [
         f"{name} {before.get(name)!s} then, {now.get(name)!s} now"
         for name in SURROUNDINGS

@@ -1,16 +1,16 @@
-"""Medusa heads against transformers' own loops with the same Whisper: equal tokens first, then timed in turn.
+"""Times Medusa heads against transformers' own loops with the same Whisper, after a check that tokens are equal.
 
 Before any timing, each method decodes each recording once. If mmdec's tokens differ from those of greedy `generate`,
 there is no report. A recording on which another method differs is left out of that comparison and counted. Then all
 methods run in turn, A B C D A B C D, recording by recording: mmdec through `mmdec.transcribe`, transformers through
-`model.generate` on the same features. Decoder seconds are all of the call but features and encoder; wall clock is from
+`model.generate` on the same features. Decoder seconds are all of a call except features and encoder; wall clock is from
 samples in memory to text (see `quality/transcription.py`).
 
-Against CTranslate2, faster-whisper's engine, transcripts are compared. The model is converted by CTranslate2's own
-converter; features are made by the same extractor. Each side runs with one and with two threads, CTranslate2 in float32
-and int8, mmdec in float32, and in bfloat16 where the processor is fast in it. Calls go A B C D A B C D, from samples in
-memory to text. The ratio is that of each side's best setting: the one with the least sum of medians over recordings.
-bfloat16 writes texts of its own, which are those of its plain decoding.
+With CTranslate2, faster-whisper's engine, the transcripts are compared. The model is converted by CTranslate2's own
+converter; features are made by the same extractor. Each engine runs with one and with two threads, CTranslate2 in
+float32 and int8, mmdec in float32, and in bfloat16 where the processor is fast in it. Calls go A B C D A B C D, from
+samples in memory to text. The ratio uses each engine's best setting: the one with the smallest sum of medians over
+recordings. bfloat16 may give other texts than float32; they equal plain decoding in bfloat16.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, InputError
 
 SPLITS = ("test", "paragraphs")
-BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # words
+BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # bins of the number of words
 SHORT, LONG = BINS[0], BINS[-1]
-COPIED = 10  # tokens that transformers' prompt lookup copies at most: the value in its documentation
+COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 PLANS = ("learned", "2", "4", "6", "8", "10", "8x4", "12x6", "16x6", "16x8", "24x8", "32x8", "48x8")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What is decoded, and how long it is."""
+    """A recording to decode, and its length."""
 
     name: str
     words: int
@@ -72,7 +72,7 @@ class Recording:
 @final
 @dataclass(frozen=True)
 class AsrBench:
-    """How `bench_asr`, which says what each option means, times Medusa heads."""
+    """The options of `bench_asr`, which documents them."""
 
     allow_absolute_paths: bool = False
     heads: str | os.PathLike[str] | None = None
@@ -99,10 +99,11 @@ def bench_asr(
 ) -> BenchReport:
     """Time Medusa heads against greedy decoding, prompt lookup and an assistant.
 
-    recordings: audio files; none takes `per_bin` of each length from the corpus's splits. allow_absolute_paths: see
-    `Admission`. assistant: directory of a smaller Whisper; None makes one of the model's own layers. plan: draft size,
-    see `parse_plan`. sweep: more draft sizes, timed on the long recordings alone and in batches. batch: long recordings
-    in a batch. peer: another engine ("ctranslate2") to time with the same weights on the long recordings of one window.
+    recordings: audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
+    assistant: directory of a smaller Whisper; None: build one from the model's own layers.
+    plan: draft size, see `parse_plan`. sweep: further draft sizes, for long recordings only, single and in batches.
+    batch: number of long recordings in a batch. allow_absolute_paths: see `Admission`.
+    peer: another engine ("ctranslate2") to time with the same weights, on long recordings of one window.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = AsrBench(**options)
@@ -183,7 +184,7 @@ def _report(found: dict[str, Any]) -> BenchReport:
 
 @dataclass(frozen=True)
 class _Bench:
-    """How all comparisons are run."""
+    """The settings that all comparisons share."""
 
     harness: TranscriptionHarness
     repeats: int
@@ -191,7 +192,7 @@ class _Bench:
     log: Log
 
     def all_methods(self, medusa: Method, helpers: Sequence[Method], chosen: Sequence[Recording]) -> dict[str, Any]:
-        """Our method against greedy decoding by length, and against prompt lookup and an assistant on long ones."""
+        """Compare our method with greedy decoding by length, and with the other methods on long recordings."""
         long = _long(chosen)
         longest = [chosen[index] for index in long]
         greedy, lookup = Method.greedy(), Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
@@ -231,14 +232,14 @@ class _Bench:
         }
 
     def batches(self, methods: Sequence[Method], longest: Sequence[Recording]) -> dict[str, Any]:
-        """The first method against the second, long recordings in batches."""
+        """Compare the first method with the second on long recordings in batches."""
         groups = _groups(longest, self.batch_size)
         self.harness.gate(methods, groups, self.log)
         measured = self.harness.interleave(methods, groups, self.repeats, self.log)
         return {"size": self.batch_size, **compare(measured, methods[0], methods[1], range(len(groups)))}
 
     def sweep(self, drafter: Drafter, plans: dict[str, Nodes], longest: Sequence[Recording]) -> list[dict[str, Any]]:
-        """Each draft size against greedy decoding: long recordings one by one, and in batches."""
+        """Compare each draft size with greedy decoding on long recordings, one by one and in batches."""
         greedy, rows = Method.greedy(), []
         drafted = [Method.drafted(name, drafter, nodes) for name, nodes in plans.items()]
         singles = [[recording.samples] for recording in longest]
@@ -261,7 +262,7 @@ class _Bench:
 
 
 def _long(chosen: Sequence[Recording]) -> list[int]:
-    """Indices of the recordings in the bin of the longest, or of the longest recording."""
+    """Indices of the recordings in the bin of the longest lengths, or of the longest recording."""
     indices = [index for index, recording in enumerate(chosen) if recording.bin == LONG]
     return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
 
@@ -284,7 +285,7 @@ def from_corpus(
 
 
 def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
-    """The given recordings; words are counted in the text of greedy decoding."""
+    """The given recordings, with the number of words in the greedy transcript."""
     given = []
     for path in paths:
         samples = harness.read(path)
@@ -296,7 +297,7 @@ def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recordi
 def _clips(
     measured: Measurements, medusa: Method, greedy: Method, indices: Sequence[int], chosen: Sequence[Recording]
 ) -> dict[str, Any]:
-    """Each short clip by itself: none should be slower than greedy decoding."""
+    """Compare each short clip by itself: none should be slower than greedy decoding."""
     rows = []
     for index in indices:
         wall = compare(measured, medusa, greedy, [index])["wall"]
@@ -306,7 +307,7 @@ def _clips(
 
 
 def _groups(longest: Sequence[Recording], size: int) -> list[list[Tensor]]:
-    """Whole batches of long recordings; a single batch repeats recordings if there are too few."""
+    """Long recordings in full batches; a single batch repeats recordings if there are too few."""
     count = max(1, len(longest) // size)
     return [[longest[(batch * size + row) % len(longest)].samples for row in range(size)] for batch in range(count)]
 
@@ -321,10 +322,10 @@ def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings
 
 
 def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathLike[str] | None) -> list[Method]:
-    """Methods with an assistant: the Whisper in `directory`; for None, several choices of the model's layers.
+    """Methods with an assistant: the Whisper in `directory`; for None, several choices of the model's own layers.
 
-    A distilled assistant shares the large model's encoder, as in distil-whisper (Gandhi et al. 2023, section 3.3).
-    Layers of the model itself need no training; which are fastest is found by trial.
+    A distilled assistant shares the large model's encoder, as in distil-whisper (Gandhi et al. 2023, section 3.3). An
+    assistant of the model's own layers needs no training; a trial finds the fastest choice.
     """
     if directory is not None:
         networks: dict[str, Any] = {os.path.basename(os.fspath(directory)): load_whisper(directory, model.device).model}
@@ -359,10 +360,10 @@ def against_peer(
     language: str | None = "en",
     log: Log = no_log,
 ) -> dict[str, Any]:
-    """Seconds and transcripts of both sides on recordings (T,) of one window each; a JSON-ready report.
+    """Time mmdec and another engine on recordings (T,) of one window each, and compare transcripts; JSON-ready.
 
-    heads: directory of the drafter's heads, for the copy in bfloat16; None: the model's own. Raises InputError where
-    the peer is unknown or not installed, or no recording fits one window.
+    heads: directory of the drafter's heads, for the bfloat16 copy of the model; None: those in the model's folder.
+    Raises InputError where the peer is unknown or not installed, or no recording fits one window.
     """
     if peer not in PEERS:
         raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
@@ -406,7 +407,7 @@ def against_peer(
 
 
 def peer_quantities(found: dict[str, Any]) -> list[Quantity]:
-    """The peer's seconds over mmdec's, each at its best setting, and the seconds of each."""
+    """The ratio of the peer's seconds to mmdec's, each at its best setting, and the seconds of each."""
     count = found["recordings"]
     times = [Quantity(f"{row['b']} over {row['a']}", row["ratio"], "times", count) for row in found["best"].values()]
     return times + [
@@ -417,8 +418,8 @@ def peer_quantities(found: dict[str, Any]) -> list[Quantity]:
 def _in_turn(
     sides: dict[str, Call], recordings: Sequence[Tensor], repeats: int, log: Log
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[str]]]:
-    """Run all sides in turn on every recording, after a warm-up. Returns, by side and recording: the seconds of each
-    repeat, and the text."""
+    """Run all engines and settings in turn on every recording, after a warm-up. Returns, by setting and recording: the
+    seconds of each repeat, and the text."""
     seconds = {name: [[] for _ in recordings] for name in sides}
     texts = {name: [""] * len(recordings) for name in sides}
     stopwatch = Stopwatch()
@@ -451,15 +452,15 @@ def _in_bfloat16(whisper: LoadedWhisper, language: str | None) -> TranscriptionH
 
 
 def _plain_equal(half: TranscriptionHarness, recordings: Sequence[Tensor], texts: dict[str, list[str]]) -> str:
-    """How many of its texts are those of plain decoding in bfloat16."""
+    """A sentence: how many of the bfloat16 texts equal plain decoding in bfloat16."""
     plain = [half.measure([samples], Method.greedy()).texts[0] for samples in recordings]
     same = sum(a == b for a, b in zip(plain, texts[f"mmdec bfloat16, {THREADS[0]} threads"], strict=True))
     return f"{same} of {len(plain)} transcripts are those of greedy decoding in bfloat16"
 
 
 def _peer_calls(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Call]:
-    """CTranslate2's models, one for each type and number of threads. directory: whisper's; converted: a new folder."""
-    try:  # by name: where the package is not installed, its types cannot be read
+    """Calls of CTranslate2's models, one for each dtype and number of threads. converted: a new folder for them."""
+    try:  # imported by name: without the package, its types cannot be read
         engine: Any = import_module("ctranslate2")
         converters: Any = import_module("ctranslate2.converters")
     except ImportError as error:

@@ -1,10 +1,10 @@
-"""Timing of speech translation. Outputs are compared first, then both sides of a ratio run in turn, A B A B.
+"""Timing of speech translation. Outputs are compared first, then the two methods of a ratio run in turn, A B A B.
 
-`bench_speech`: the shipped model through `mmdec.translate_speech`, from file to samples, and the linguistic decoding of
-each strategy against the autoregressive baseline. By source length, the two decoders alone: the baseline's length is
-fixed there, for which there is no public call. `bench_paper`: a model of the paper's size with random weights against a
-decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware. With a judge
-(`quality/judge_transcription.py`), whole calls are timed against its own translation, too.
+`bench_speech` times the shipped model with `mmdec.translate_speech`, from file to samples, and the linguistic decoding
+of each strategy against the autoregressive baseline. It also times the two decoders alone by source length, without a
+public call, because the baseline's length is fixed there. `bench_paper` times a model of the paper's size with random
+weights against a decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware.
+With a judge (`quality/judge_transcription.py`), whole calls are timed against its own translation, too.
 
 Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
 full pass, and its beam search with one beam gives the greedy units.
@@ -43,12 +43,12 @@ from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.types import InputError, MmdecError
 
-UNITS_A_SECOND = 10.0  # phones of English for a second of French, as in the phrasebook
-PIECES_A_SECOND = 4.4  # pieces of English for a second of French, as in everyday sentences in natural voices
+UNITS_A_SECOND = 10.0  # English phones for a second of French, as in the phrasebook
+PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday sentences in natural voices
 S2UT_UNITS_A_SECOND = 25.0
 S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
-WHOLE = (3.0, 10.0)  # seconds of speech that whole calls are timed on
+WHOLE = (3.0, 10.0)  # shortest and longest speech, in seconds, for timing whole calls
 GATE_UNITS = 40
 GATE_SLACK = 1e-3  # in logits: the cached and the full pass round differently, and two units may nearly tie
 
@@ -71,14 +71,15 @@ def bench_speech(
     judge: Judging | None = None,
     log: Log = no_log,
 ) -> BenchReport:
-    """The shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
+    """Time the shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
-    By length, recordings are joined end to end. The baseline decodes `UNITS_A_SECOND` phones for each second, or
-    `PIECES_A_SECOND` pieces, whether the text ends or not, so that its length is fixed; the size of the DAG follows
-    from the frames or pieces that are heard. From file to samples includes reading, features, all networks and words.
-    Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls on `WHOLE` seconds
-    of speech are timed against the baseline's and the judge's, which gives text alone. Raises InputError, and
-    MmdecError if an output is wrong: then nothing is timed.
+    By length, recordings are joined end to end. The baseline decodes exactly `UNITS_A_SECOND` phones, or
+    `PIECES_A_SECOND` pieces, for each second, so that its length is fixed; the graph's size follows from the source
+    frames or pieces. "From file to samples" includes reading, features, all networks and words. Strategies are compared
+    by the seconds of linguistic decoding that the call returns. Whole calls on speech of `WHOLE` seconds are timed
+    against the baseline and the judge, which returns only text.
+
+    Raises InputError, and MmdecError if an output is wrong: then nothing is timed.
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
@@ -108,7 +109,8 @@ def _report(
     whole: Mapping[str, Any],
     machine: dict[str, Any],
 ) -> BenchReport:
-    """curve, lookahead, verified: a row for each length, and for each recording; calls, whole: of whole calls."""
+    """Build the report. curve: a row for each length. lookahead, verified: a row for each recording. calls, whole:
+    results of whole calls."""
     rates = [rate for rate, _ in calls]
     stages = {
         whole["subject"]: {stage: 1e3 * statistics.median(row[stage] for _, row in calls) for stage in calls[0][1]}
@@ -165,7 +167,7 @@ def _recordings(rows: Sequence[Mapping[str, Any]], subject: str) -> dict[str, An
 
 
 def _together(rows: Sequence[Mapping[str, Any]], subject: str) -> Comparison:
-    """Several recordings as one row: the median of their ratios, and the extremes."""
+    """Summarise several recordings in one row: the median of their ratios, and the extremes."""
     ratios = [row["ratio"] for row in rows]
     return Comparison(
         subject, "autoregressive", "recordings", "all", "linguistic", statistics.median(ratios), min(ratios),
@@ -178,7 +180,7 @@ def _together(rows: Sequence[Mapping[str, Any]], subject: str) -> Comparison:
 def _curve(
     translator: SpeechTranslator, recordings: Sequence[Path], seconds: Sequence[float], repeats: int
 ) -> list[dict[str, Any]]:
-    """The DAG against the baseline, after the encoder, for each length of source."""
+    """Time the graph decoder against the baseline, after the encoder, for each source length."""
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
     first = _source(translator, sounds[0])
@@ -201,7 +203,7 @@ def _curve(
 
 
 def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
-    """What the decoders read of 16 kHz samples (T,)."""
+    """The decoders' input for 16 kHz samples (T,)."""
     source = translator.layout.source(translator.layout.features([samples]))
     if not int(source.lengths[0]):
         raise InputError("`recordings` must hold speech that the model hears, but it hears none. Name other ones.")
@@ -209,7 +211,8 @@ def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
 
 
 def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
-    """Seconds from a file to samples, for a second of source, and those of each stage; three calls after a warm-up."""
+    """For three calls after a warm-up: seconds from file to samples, divided by the source's seconds, and the seconds
+    of each stage."""
     translate_speech(path, model=translator)
     calls = []
     for _ in range(3):
@@ -222,7 +225,8 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
 def _whole_calls(
     translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judging | None, log: Log
 ) -> dict[str, Any]:
-    """From a file of each of `WHOLE` seconds to samples: against the baseline, and against the judge's text."""
+    """Time whole calls, from a file of `WHOLE` seconds to samples: against the baseline, and against the judge's
+    text."""
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
     }
@@ -233,7 +237,7 @@ def _whole_calls(
         for seconds in WHOLE:
             log(f"whole calls on {seconds:g} s of speech against {' and '.join(sides)}")
             path = audio.save_audio(Path(folder) / f"{seconds:g}.wav", _joined(sounds, seconds).numpy())
-            calls: list[float] = []  # seconds of ours
+            calls: list[float] = []  # seconds of our calls
 
             def ours(path: Path = path, calls: list[float] = calls) -> Translation:
                 stopwatch = Stopwatch(translator.device)
@@ -258,14 +262,14 @@ def _whole_calls(
 
 
 def _joined(sounds: Sequence[Tensor], seconds: float) -> Tensor:
-    """Recordings (T,) end to end, again from the first where they are too short, cut to `seconds`."""
+    """Recordings (T,) end to end, repeated if they are too short, cut to `seconds`."""
     count = round(seconds * audio.SAMPLE_RATE)
     joined = torch.cat(list(sounds))
     return joined.repeat(-(-count // len(joined)))[:count]
 
 
 def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, repeats: int) -> dict[str, Any]:
-    """One recording, a strategy against autoregressive decoding. Both decode up to </s>.
+    """Time a strategy against autoregressive decoding on one recording. Both decode up to </s>.
 
     Raises MmdecError if verified units differ from the baseline's.
     """
@@ -294,11 +298,11 @@ def bench_paper(
     beams: int = 10,
     log: Log = no_log,
 ) -> BenchReport:
-    """A DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights: timing only.
+    """Time a DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights.
 
-    a: DAG decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration. b: 6 layers of
-    width 512 over 1000 units, 25 a second, greedy and with beams. Neither side includes encoder and vocoder; the
-    encoder states are random, of the paper's shape.
+    a: graph decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration. b: 6 layers of
+        width 512 over 1000 units, 25 a second, greedy and with beams. Encoder and vocoder are not included; the encoder
+        states are random, of the paper's shape.
     """
     check_threads(threads)
     check_device(device)
@@ -310,7 +314,7 @@ def bench_paper(
     s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(target)
     rows = []
     with torch.inference_mode():
-        memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # of 3 seconds
+        memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # three seconds
         gate(s2ut, memory, torch.tensor([75], device=target), GATE_UNITS)
         for length in seconds:
             log(f"{length:g} s of source")
@@ -336,7 +340,7 @@ def bench_paper(
 
 
 def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Any]:
-    """Both sides for `length` seconds of source, in random encoder states of the paper's shape."""
+    """Time both for `length` seconds of source, with random encoder states of the paper's shape."""
     target = next(network.parameters()).device
     frames = torch.tensor([round(100 * length)], device=target)
     sizes = (frames + 3) // 4
@@ -366,7 +370,8 @@ def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, re
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
-    """Check the baseline on encoder states (1, S, d). Raises MmdecError if it is wrong: it must not be timed."""
+    """Check the baseline on encoder states (1, S, d). Raises MmdecError if it is wrong, because then it must not be
+    timed."""
     units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)
     logits = decoder(tokens, states, sizes)[0]  # (M + 1, V)

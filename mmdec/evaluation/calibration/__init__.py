@@ -1,1 +1,1 @@
-"""What a confidence means: fitted to development data, measured on test data."""
+"""Calibration of confidences: fitted to development data, measured on test data."""

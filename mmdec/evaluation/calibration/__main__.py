@@ -1,4 +1,4 @@
-r"""Fits the confidence of a model's outputs to the truth, and measures it on held-out data.
+r"""Calibrates a model's confidence: fits it to how often outputs are right, and measures it on held-out data.
 
 python -m mmdec.evaluation.calibration speech --corpus data/natural/manifest.tsv --text data/everyday data/phrasebook \
     --other data/other_speech/manifest.tsv --unseen data/people/manifest.tsv --write
@@ -9,12 +9,12 @@ It decodes development recordings, clean and in noise, and nonsense (noise, tone
 of one colour, a gradient or noise, and of other styles), fits a logistic curve to the share of words or claims that are
 right, and measures on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern
 neural networks", 2017) and the area under the ROC of unseen sentences against nonsense. The result goes to
-confidence.json in the model's folder, with --write; of pictures, what the training's are like goes beside it.
+confidence.json in the model's folder, with --write; for vlm, statistics of the training pictures are written beside it.
 
-A translation is right from a chrF of 70 and wrong up to 45. Its curve is fitted on the dev split, and proved on voices,
-languages and nonsense that this has not: `--other` is what data/build/other_speech.py makes, `--unseen` are recordings
-that only the proof hears. "above" says how many of all inputs are wrong and yet more confident than 0.7, and how many
-of the right ones are so confident.
+A translation counts as right from a chrF of 70 and as wrong up to 45. Its curve is fitted on the dev split, and tested
+on voices, languages and nonsense that dev does not have: `--other` is the output of data/build/other_speech.py,
+`--unseen` are recordings for the test only. "above" has the share of all inputs that are wrong with a confidence above
+0.7, and the share of the right ones with such a confidence.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ from mmdec.training.metrics.text import Rate
 
 MANIFESTS = (".tsv", ".jsonl")
 BINS = 10
-SURE = 0.7  # a confidence that people rely on
-RIDGE = 1e-3  # keeps weights finite where sentences and nonsense can be told apart without error
+SURE = 0.7  # a confidence on which users rely
+RIDGE = 1e-3  # keeps weights finite if sentences and nonsense can be separated perfectly
 
 
 def fit(examples: Sequence[Example]) -> Calibration:
-    """The logistic curve of the least cross-entropy with the shares that are right, and what evidence is typical."""
+    """Fit the logistic curve: the least cross-entropy with the shares that are right. Also record the typical
+    evidence."""
     examples = [example for example in examples if example.evidence]
     names = sorted(examples[0].evidence)
     inputs = torch.tensor([[example.evidence[name] for name in names] for example in examples], dtype=torch.float64)
@@ -79,7 +80,8 @@ def fit(examples: Sequence[Example]) -> Calibration:
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[float]) -> float:
-    """Expected calibration error: over ten bins of equal width, the mean distance of confidence and truth."""
+    """Expected calibration error: over ten bins of equal width, the mean distance between confidence and the share that
+    is right."""
     gaps = [row["count"] * abs(row["said"] - row["right"]) for row in reliability(confidences, right)]
     return float(sum(gaps) / len(confidences))
 
@@ -91,7 +93,7 @@ def roc_area(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[dict[str, float]]:
-    """Of each bin that is not empty: how many outputs, their mean confidence and how right they are."""
+    """For each non-empty bin: the number of outputs, their mean confidence, and the share that is right."""
     said, true = np.asarray(confidences), np.asarray(right)
     bins = np.minimum((said * BINS).astype(int), BINS - 1)
     sums = zip(*(np.bincount(bins, each).tolist() for each in (None, said, true)), strict=True)
@@ -99,7 +101,7 @@ def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[di
 
 
 def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, Any]:
-    """What a calibration gives on examples that it was not fitted to."""
+    """Scores of a calibration on examples that it was not fitted to."""
     said = [calibration(example.evidence) if example.evidence else 0.0 for example in examples]
     right = [example.right for example in examples]
     pairs = list(zip(said, examples, strict=True))
@@ -123,7 +125,8 @@ def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, 
 
 
 def above(said: Sequence[float], examples: Sequence[Example]) -> dict[str, Any]:
-    """What is more confident than `SURE`: of all inputs those that are wrong, and of the right ones those that are."""
+    """Two shares with a confidence above `SURE`: wrong outputs among all inputs, and confident ones among the right
+    outputs."""
     pairs = list(zip(said, examples, strict=True))
     wrong = [example.kind for value, example in pairs if value > SURE and example.right == 0]
     right = [value > SURE for value, example in pairs if example.right == 1]
@@ -157,7 +160,7 @@ def _corpus(path: Path, options: argparse.Namespace, split: str) -> SpeechCorpus
 
 
 def translated(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """The translations to calibrate with, by kind of decoding."""
+    """The translations of a split as examples, by kind of decoding."""
     translator = load(options.model or DEFAULT_MODEL)
     recordings = _speech(options, split)
     kinds = {AUTOREGRESSIVE: "autoregressive"}
@@ -174,7 +177,8 @@ def translated(options: argparse.Namespace, split: str) -> dict[str, list[Exampl
 
 
 def _heard(translator: SpeechTranslator, samples: np.ndarray, strategy: str) -> SpokenTranslation:
-    """As `translate_speech` does with one piece: silence at both ends is cut, and what is silent is not translated."""
+    """Translate one recording as `translate_speech` does with one piece: silence at both ends is removed; a silent
+    recording is not translated."""
     piece = trim_silence(torch.from_numpy(samples))
     if peak(piece) < SILENCE:
         return SpokenTranslation("", [], torch.zeros(0), {})

@@ -1,8 +1,8 @@
-"""Answers about pictures for the calibration of confidence: see `__main__.py`.
+"""Examples for calibrating the confidence of answers about pictures: see `__main__.py`.
 
-Every third question is asked about a picture that shows nothing, or one of another style than the model's: those in the
-folders of `--other` (`data/build/other_pictures.py`), whose styles differ between development and test split, so that
-what is measured is about styles that no fit has seen.
+Every third question is asked about an empty picture, or about a picture of another style than the model's training
+pictures. The other styles are the folders of `--other` (`data/build/other_pictures.py`). They differ between
+development and test split, so the test measures styles that the fit has not seen.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics.answer_score import claims_held, right_answer
 from mmdec.types import InputError
 
-FAMILIAR = 4000  # training pictures
+FAMILIAR = 4000  # number of training pictures for the statistics
 
 
 @cache
 def model(name: str | None, corpus: Path) -> LoadedVlm:
-    """The model, with what the pictures of this corpus's training split look like to it."""
+    """The model, with statistics of the pictures in this corpus's training split."""
     vlm = load_vlm(name or "vlm-scenes")
     rows = [row for row in evenly_spaced(read_conversations(corpus / "train.json"), FAMILIAR) if row.images]
     seen = summaries(vlm, [row.images[0] for row in rows])
-    kinds = [row.notes.get("graph", {}).get("kind", "") for row in rows]  # of scene, where the corpus says so
+    kinds = [row.notes.get("graph", {}).get("kind", "") for row in rows]  # kinds of scene, if the corpus has them
     return replace(vlm, familiar=None if seen is None else FamiliarPictures.of(seen, kinds))
 
 
 def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """The answers to calibrate with: all tasks in turn, and questions about empty pictures and other styles."""
+    """The answers of a split as examples: all tasks in turn, and questions about empty pictures and other styles."""
     vlm = model(options.model, options.corpus)
     draw = np.random.default_rng(SEEDS[split])
     others = _others(options.other / split, draw)
@@ -59,7 +59,7 @@ def described(options: argparse.Namespace, split: str) -> dict[str, list[Example
 
 
 def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]]:
-    """Kinds in turn, without end: empty pictures, which are drawn, and a style's pictures one after another."""
+    """Endlessly yield (kind, picture): empty pictures, generated at random, and pictures of each style in turn."""
     styles = {path.name: sorted(path.glob("*.png")) for path in sorted(folder.glob("*")) if path.is_dir()}
     if not all(styles.values()) or not styles:
         raise InputError(
@@ -83,7 +83,7 @@ def folder(options: argparse.Namespace) -> Path:
 
 
 def write_familiar(options: argparse.Namespace) -> None:
-    """Beside the model's confidence.json, what its pictures look like."""
+    """Write the statistics of the training pictures beside the model's confidence.json."""
     familiar = model(options.model, options.corpus).familiar
     if familiar is not None:
         familiar.write(folder(options))

@@ -1,4 +1,4 @@
-"""What confidence is fitted to and measured on: outputs, clean and in noise, and nonsense."""
+"""Examples for fitting and measuring confidence: outputs for clean and noisy inputs, and for nonsense."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from mmdec.pipelines.confidence import Evidence
 from mmdec.training.metrics.text import normalise_words, sentence_chrf
 from mmdec.training.metrics.word_errors import word_edits
 
-LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # dB of speech over noise; None: as recorded
-SEEDS = {"dev": 1, "test": 2}  # of noise and nonsense, by split
+LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # dB of speech above noise; None: as recorded
+SEEDS = {"dev": 1, "test": 2}  # random seeds for noise and nonsense, by split
 NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
-# What a translator's confidence is fitted to, and other kinds that it is proved on.
+# Kinds of nonsense for fitting a translator's confidence, and other kinds for testing it.
 NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
-BACKWARDS = 8  # of the recordings one is heard backwards, too
-WRONG, RIGHT = 45.0, 70.0  # chrF of a sentence: up to, and from
-EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures that show nothing
-SIDE = 128  # pixels of these
+BACKWARDS = 8  # one of so many recordings is also played backwards
+WRONG, RIGHT = 45.0, 70.0  # chrF of a sentence: wrong up to the first, right from the second
+EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures without content
+SIDE = 128  # pixels of a side of these pictures
 
 
 @dataclass(frozen=True)
 class Example:
-    """One output. right: the share of its words or claims that are right, or its `rightness`; 0 for nonsense, whatever
-    was said. evidence: empty where nothing was said."""
+    """One output with its evidence.
+
+    right: the share of its words or claims that are right, or its `rightness`; 0 for nonsense, whatever the output is.
+        evidence: empty if there was no output.
+    """
 
     evidence: Evidence
     right: float
@@ -39,7 +42,7 @@ class Example:
 
 
 def words_right(text: str, references: Sequence[str]) -> float:
-    """One minus the word errors per word against the nearest reference, at least 0."""
+    """The share of right words: one minus the word errors per word against the nearest reference, at least 0."""
     said = " ".join(normalise_words(text))
     best = 0.0
     for reference in references:
@@ -54,7 +57,7 @@ def rightness(text: str, references: Sequence[str]) -> float:
 
 
 def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -> np.ndarray:
-    """Speech with noise `level` dB below it: white, or of falling spectrum."""
+    """Add noise `level` dB below the speech: white, or with a falling spectrum."""
     if level is None:
         return samples
     noise = draw.normal(size=len(samples))
@@ -67,7 +70,7 @@ def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -
 
 
 def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
-    """Sound that is no speech, 1 to 5 seconds at 16 kHz."""
+    """A sound that is not speech, 1 to 5 seconds at 16 kHz."""
     size = int(draw.uniform(1, 5) * SAMPLE_RATE)
     sound = _no_speech(kind, size, draw) * draw.uniform(0.02, 0.5)
     return (sound / max(1.0, float(np.abs(sound).max()))).astype(np.float32)
@@ -75,7 +78,7 @@ def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
 
 def _no_speech(kind: str, size: int, draw: np.random.Generator) -> np.ndarray:
     time = np.arange(size) / SAMPLE_RATE
-    if kind == "silence":  # of a quiet room
+    if kind == "silence":  # as in a quiet room
         return 1e-3 * draw.normal(size=size)
     if kind == "white noise":
         return draw.normal(size=size)
@@ -100,7 +103,8 @@ def _no_speech(kind: str, size: int, draw: np.random.Generator) -> np.ndarray:
 
 
 def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
-    """One of `EMPTY`, (128, 128, 3) uint8: of any colours, direction, contrast and width of the blur."""
+    """A picture of a kind in `EMPTY`, (128, 128, 3) uint8, with random colours, direction, contrast and width of the
+    blur."""
     shape = (SIDE, SIDE, 3)
     if kind == "one colour":
         return np.broadcast_to(draw.integers(0, 256, 3, dtype=np.uint8), shape).copy()
@@ -120,7 +124,7 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sound:
-    """What is decoded. references: of speech."""
+    """A sound to decode. references: right texts, for speech."""
 
     samples: np.ndarray
     references: tuple[str, ...]
@@ -128,7 +132,7 @@ class Sound:
 
 
 def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], seed: int) -> list[Sound]:
-    """Each recording at one level of noise in turn, and half as much nonsense of all kinds."""
+    """Each recording with one level of noise, the levels in turn; and half as many nonsense sounds of all kinds."""
     draw = np.random.default_rng(seed)
     recordings = []
     for index, (path, references) in enumerate(own):
@@ -149,10 +153,13 @@ def translator_sounds(
     other: Sequence[tuple[Path, str]],
     split: str,
 ) -> list[Sound]:
-    """What a translator of French is asked: speech, each recording at one level of noise, and what is no French speech.
+    """Inputs for a translator of French: French speech, each recording with one level of noise, and sounds that are not
+    French speech.
 
-    own: recordings and their translations. unseen: the same, and what they are; as they are recorded. other: speech of
-    other languages, and what it is. split: "dev", for the fit, or "test", with other kinds of nonsense.
+    own: recordings with their translations. unseen: recordings with translations and a name of their kind; they get no
+        noise.
+    other: speech in other languages, with a name of its kind.
+    split: "dev", for the fit, or "test", with other kinds of nonsense.
     """
     draw = np.random.default_rng(SEEDS[split])
     recordings = []

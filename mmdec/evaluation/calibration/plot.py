@@ -1,9 +1,9 @@
-"""The reliability plot of models' confidence: what they said against how right they were, in ten bins.
+"""The reliability plot of models' confidence: the confidence against the share that is right, in ten bins.
 
 python -m mmdec.evaluation.calibration.plot models/* --output docs/pictures/confidence.png
 
-It draws what confidence.json says was measured on test data, one panel for each kind of decoding; see
-`mmdec.evaluation.calibration`, which wrote that.
+It draws the test results in confidence.json, one panel for each kind of decoding; see
+`mmdec.evaluation.calibration`, which writes this file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from mmdec.types import InputError
 
 COLUMNS = 2
 PANEL = (3.1, 2.8)  # inches
-DOTS = 96  # pixels an inch: a small file, for a page loads it
-LARGEST = 260.0  # points squared: the dot of a bin with all outputs
+DOTS = 96  # pixels an inch: a small file, because a web page loads it
+LARGEST = 260.0  # area in points squared of the dot for a bin with all outputs
 
 
 def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
-    """Draw the confidence.json of models' folders as one PNG. Raises InputError for a folder without measured entry."""
+    """Draw the confidence.json of several models' folders as one PNG. Raises InputError for a folder without test
+    results."""
     panels = [(f"{folder.name}: {kind}", entry) for folder in folders for kind, entry in measured(folder).items()]
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
@@ -39,15 +40,15 @@ def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
             axis.set_axis_off()
         figure.supxlabel("confidence, mean of a bin", fontsize=8)
         figure.supylabel("share that is right", fontsize=8)
-        # without a name of the program the same figures give the same bytes
+        # without the version, equal figures give equal bytes
         figure.savefig(path, dpi=DOTS, metadata={"Software": None}, pil_kwargs={"optimize": True})
     return path
 
 
 def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """By kind of decoding, what a model's confidence.json says was measured. Raises InputError where it says nothing
-    that can be drawn."""
-    read_calibrations(folder)  # says what is wrong with a damaged file
+    """The test results in a model's confidence.json, by kind of decoding. Raises InputError if there are none to
+    draw."""
+    read_calibrations(folder)  # raises an error that explains a damaged file
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))["measured"]
         kinds = {str(kind): entry for kind, entry in content.items()}
@@ -65,7 +66,8 @@ def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
-    """A dot for each bin, its area and the number beside it the outputs in it; the diagonal is the truth."""
+    """Draw one dot for each bin; its area, and the number beside it, are the number of outputs. The diagonal is perfect
+    calibration."""
     bins = entry["reliability"]
     said, right, counts = ([bin_[name] for bin_ in bins] for name in ("said", "right", "count"))
     total = max(sum(counts), 1)

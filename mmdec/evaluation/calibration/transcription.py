@@ -1,4 +1,4 @@
-"""Transcripts for the calibration of confidence: see `calibration.py`."""
+"""Examples for calibrating the confidence of transcripts: see `__main__.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmdec.training.corpora.text_files import evenly_spaced
 
 
 def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """Recordings of a split, clean and in noise, and nonsense."""
+    """The transcripts of a split as examples: recordings, clean and with noise, and nonsense."""
     rows = evenly_spaced(read_utterances(options.corpus, split), options.count)
     pairs = read_pairs(options.other / "cv" / "fr", options.other / "cvss_c", split, scoring=True)[0]
     recordings = sounds([(row.path, (row.text,)) for row in rows], [pair.clip for pair in pairs], SEEDS[split])

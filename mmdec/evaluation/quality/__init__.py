@@ -1,1 +1,1 @@
-"""How good the outputs are, through the calls that people make."""
+"""Scores of outputs, made through the public calls."""

@@ -1,11 +1,11 @@
-"""Scores a vision-language model on questions about pictures: what is right by task, and what decoding cost.
+"""Scores a vision-language model on questions about pictures: the right answers by task, and the cost of decoding.
 
-`mmdec.describe` is scored. Questions are those of drawn scenes, of a person's own list, or of a published benchmark:
+`mmdec.describe` is scored. Questions come from the drawn scenes, a user's own list, or a published benchmark:
 see `corpora/image_text.py`. `tables.vlm_table(report)` prints the report.
 
 mmdec's costs are those that `mmdec.describe` returns. transformers' loops run through `model.generate`, on the tensors
 that `describe` would give it. A call's seconds divide into features (pixels and text become tensors), encoder (the
-vision encoder) and decoder: all the rest up to the text. Both sides open the pictures' files; the total holds that too.
+vision encoder) and decoder: all the rest up to the text. The total also includes opening the pictures' files.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class DescriptionHarness(Harness[ImageQuestion]):
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
     def prompt(self, question: ImageQuestion) -> str:
-        """The question's text, with this model's own image token where its pictures stand."""
+        """The question's text, with this model's own image token at the places of its pictures."""
         return question.question.replace(IMAGE, self.vlm.image_token)
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
-        """mmdec's answers to one batch. Raises InputError, and BatchError where some of a batch are refused."""
+        """mmdec's answers to one batch. Raises InputError, or BatchError if some of a batch are refused."""
         images: list[Any] = [question.images for question in questions]
         prompts = [self.prompt(question) for question in questions]
         options: dict[str, Any] = {**self.options, **method.options}
@@ -124,34 +124,35 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
 
 def _cut(row: list[int], model: Any) -> list[int]:
-    """A row without the padding after its end."""
+    """A row of tokens without the padding after its end."""
     ends = model.generation_config.eos_token_id
     ends = set(ends) if isinstance(ends, list) else {ends}
     return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
 
 
 QUESTIONS = "data/scenes/test.json"
-PROMPT = "Describe this image."  # about a person's own pictures
+PROMPT = "Describe this image."  # the question about a user's own pictures
 EVERY = 50  # questions between two lines of progress
 
 
 @dataclass(frozen=True)
 class Answered:
-    """One question with its answer; none where it was refused."""
+    """A question with its answer, which is None if the question was refused."""
 
     question: ImageQuestion
     answer: Description | None
-    right: float  # of `of`
-    of: int  # 1; the claims of a description; 0 where nothing says what is right
+    right: float  # number of right points among `of`
+    of: int  # 1; for a description its number of claims; 0 without a reference
     error: str = ""
-    other_words: bool = False  # not `right`, but what is expected stands in another sentence
+    other_words: bool = False  # not `right`, but the expected answer is part of another sentence
 
 
 def score(question: ImageQuestion, text: str) -> tuple[float, int]:
-    """How much of an answer is right, and of how much: 1, or the claims of a description; (0, 0) without a reference.
+    """Score an answer: (right points, possible points). A short answer has 1 point, a description one for each claim;
+    (0, 0) without a reference.
 
-    "exact" is right where the answer is one of the listed or the reference, but for case and the full stop; of the
-    scenes' counts the total alone must be right.
+    "exact" compares with the listed answers or the reference and ignores case and the full stop. For the scenes'
+    counting questions, only the total must be right.
     """
     kind = question.scoring
     if kind == "claims":
@@ -167,7 +168,7 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
 @final
 @dataclass(frozen=True)
 class VlmScoring:
-    """How `evaluate_vlm`, which says what each option means, scores a model."""
+    """The options of `evaluate_vlm`, which documents them."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -189,17 +190,19 @@ def evaluate_vlm(
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score a model; a JSON-ready report.
+    """Score a vision-language model; a JSON-ready report.
 
-    questions: a file or folder, see `read_questions`; None: the drawn scenes, or where images are given, `prompt` about
-    each of them. images: the folder of the pictures, or one picture. allow_absolute_paths: see `Admission`. limit:
-    questions of each task, evenly spaced. swap: ask about another picture of the same task; what is still right then is
-    what the language alone tells. plan: draft size, as `num_speculative_tokens`. worst: wrong answers that are listed.
+    questions: a file or folder, see `read_questions`; None: the drawn scenes, or, if images are given, `prompt` about
+        each of them.
+    images: folder of the pictures, or one picture. allow_absolute_paths: see `Admission`.
+    limit: use so many questions of each task, evenly spaced.
+    swap: show another picture of the same task; the answers that are still right then come from the text alone.
+    plan: draft size, as `num_speculative_tokens`. worst: number of wrong answers to list.
 
-    "right" asks for the reference's own words; where answers say the same in another sentence, "right_in_any_words"
-    counts them, too.
+    "right" demands the reference's own words; "right_in_any_words" also counts answers that say the same in another
+    sentence.
 
-    Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is named. Raises
+    Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is listed. Raises
     InputError.
     """
     how = VlmScoring(**options)
@@ -229,7 +232,7 @@ def evaluate_vlm(
 
 
 def _report(answered: Sequence[Answered], worst: int) -> dict[str, Any]:
-    """What the answers say of the model: right ones, cost, refused questions, and `worst` wrong answers."""
+    """Summarise the answers: right ones, cost, refused questions, and `worst` wrong answers."""
     scored = [entry for entry in answered if entry.of]
     return {
         "by_task": _by_task(answered),
@@ -247,7 +250,8 @@ def questions_of(
     limit: int | None,
     admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
-    """Read the questions of a file, or ask `prompt` about each picture in `images`. Raises InputError for none."""
+    """Read the questions of a file, or ask `prompt` about each picture in `images`. Raises InputError if there are
+    none."""
     if questions is None and images is not None:
         return by_task(asked_of(os.fspath(images), prompt), limit)
     listed = os.fspath(QUESTIONS if questions is None else questions)
@@ -263,7 +267,7 @@ def questions_of(
 
 
 def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
-    """Answers that are not right, or not in all points, with what they should be."""
+    """Answers that are wrong, or partly wrong, with the right answers."""
     return [
         {
             "id": entry.question.id,
@@ -317,8 +321,8 @@ def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
 
 
 def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
-    """n counts the claims of descriptions."""
-    right: Any = sum(entry.right for entry in answered)  # a fraction for VQA accuracy, which `Rate` takes as it is
+    """The rate of right answers. For descriptions, n is the number of claims."""
+    right: Any = sum(entry.right for entry in answered)  # a fraction for VQA accuracy, which `Rate` accepts
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 
 
@@ -331,14 +335,14 @@ def _in_other_words(question: ImageQuestion, text: str) -> bool:
 
 
 def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
-    """With the answers that are right in other words than the reference's."""
+    """The rate that also counts answers which are right in other words than the reference's."""
     right: Any = sum(entry.right + entry.other_words for entry in answered)
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 
 
 def _cost(answers: Sequence[Description]) -> dict[str, Any]:
-    """Rounds after the prompts' passes, and seconds; the drafter's share of decoding and of everything; how the drafter
-    shortened the images, where it did."""
+    """The cost: rounds after the prompts' passes; seconds; the drafter's share of decoding and of the total; how the
+    drafter compressed the images, if it did."""
     if not answers:
         return {}
     compressors = Counter(answer.compressor for answer in answers if answer.compressor is not None)

@@ -1,8 +1,9 @@
-"""Tokens a round by epoch of training, several seeds of several drafters, as a table and a plot.
+"""Shows tokens per round by epoch of training, for several drafters with several seeds, as a table and a plot.
 
 python -m mmdec.evaluation.quality.drafter_epochs eagle=runs/eagle-1,runs/eagle-2 msd=runs/msd-1 --plot epochs.png
 
-A run's figures are what its training logged after each epoch: `dev/decoded`, held-out questions decoded whole.
+A run's figures were logged by its training after each epoch: `dev/decoded`, from complete decoding of held-out
+questions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MEASURE = "dev/decoded"
 
 
 def epochs_of(run: str | Path) -> list[float]:
-    """Tokens a round after each epoch of a run's folder. Raises InputError where it logged none."""
+    """Tokens per round after each epoch of a run. Raises InputError if the run's folder has none."""
     curves = training_curves(next(Path(run).rglob("metrics.csv"), Path(run) / "metrics.csv"))
     if MEASURE not in curves:
         raise InputError(f"`runs` must have logged {MEASURE}, but '{run}' did not. Train with `decoded` above 0.")
@@ -26,7 +27,7 @@ def epochs_of(run: str | Path) -> list[float]:
 
 
 def table(groups: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """Markdown: a row for each drafter, means over its seeds, with the least and the most."""
+    """A Markdown table: a row for each drafter with the mean, the least and the most over its seeds."""
     longest = max(len(run) for runs in groups.values() for run in runs)
     lines = ["| drafter | seeds | " + " | ".join(f"epoch {epoch + 1}" for epoch in range(longest)) + " |"]
     lines.append("|---" * (2 + longest) + "|")
@@ -38,7 +39,7 @@ def table(groups: Mapping[str, Sequence[Sequence[float]]]) -> str:
 
 
 def draw(groups: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """A line for each drafter through the means of its seeds, and a band from the least to the most."""
+    """Plot a line for each drafter's mean over its seeds, and a band from the least to the most."""
     pyplot = import_pyplot()
     with new_figure(pyplot) as (figure, axes):
         for name, runs in groups.items():

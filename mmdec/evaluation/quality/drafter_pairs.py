@@ -1,9 +1,9 @@
-"""Two kinds of drafters, several seeds of each, on the same questions: tokens a round, paired by picture.
+"""Compares two kinds of drafters, several seeds of each, on the same questions: tokens per round, paired by picture.
 
 python -m mmdec.evaluation.quality.drafter_pairs --a runs/msd-1 runs/msd-2 --b runs/eagle-1 runs/eagle-2
 
-Each drafter also drafts with the picture's columns in another order, while the target sees the picture as it is: what
-tokens a round lose by that is what the drafter gains by looking. Intervals of 95 % come from drawing pictures with
+Each drafter is also run with the visual tokens in another order, while the target sees the picture unchanged. The loss
+of tokens per round shows how much the drafter uses the picture. Intervals of 95 % come from drawing pictures with
 replacement (Efron, "Bootstrap methods: another look at the jackknife", 1979).
 """
 
@@ -32,13 +32,13 @@ from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError
 
-DRAWS = 2000  # of the bootstrap
-BATCH = 16  # questions at once: tokens a round do not depend on it, for the plan is fixed
+DRAWS = 2000  # number of bootstrap samples
+BATCH = 16  # questions at once; it does not change tokens per round, because the plan is fixed
 Counts = np.ndarray  # (pictures, 2): tokens after the first one, rounds after the prompt's
 
 
 class ShuffledPicture(ForwardingDrafter):
-    """The drafter sees each picture's columns in another order, the same for pictures of equal size."""
+    """Wraps a drafter, and shuffles each picture's visual tokens before it; equal for pictures of equal size."""
 
     def start(self, context: Context) -> Any:
         if context.visual is None or context.embeds is None:
@@ -49,7 +49,7 @@ class ShuffledPicture(ForwardingDrafter):
 
 
 def _order(visual: Tensor) -> Tensor:
-    """(F,) bool -> (F,) columns, the visual ones in another order."""
+    """Mask of visual tokens (F,) bool -> (F,) indices, with those of visual tokens shuffled."""
     order = torch.arange(len(visual))
     columns = visual.nonzero()[:, 0].cpu()
     order[columns] = columns[torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))]
@@ -61,7 +61,7 @@ def _taken(values: Tensor, order: Tensor) -> Tensor:
 
 
 def counts(harness: DescriptionHarness, questions: Sequence[ImageQuestion], drafter: Drafter, plan: Nodes) -> Counts:
-    """(P, 2): tokens and rounds of each picture, without the prompt's pass, in the questions' order."""
+    """(P, 2): tokens and rounds of each of P pictures, without the prompt's pass, in the questions' order."""
     method = Method("drafted", "mmdec", {"drafter": drafter, "num_speculative_tokens": plan})
     pictures = {name: index for index, name in enumerate(dict.fromkeys(map(_picture, questions)))}
     totals = np.zeros((len(pictures), 2))
@@ -82,7 +82,7 @@ def tokens_per_round(totals: Counts) -> float:
 
 
 def difference(a: Counts, b: Counts, seed: int = 0) -> dict[str, float]:
-    """Tokens a round of a less those of b, over the same pictures, with the interval."""
+    """Tokens per round of a minus those of b, over the same pictures, with the interval."""
     draw = np.random.default_rng(seed)
     drawn = draw.integers(0, len(a), (DRAWS, len(a)))
     sides = [values[drawn].sum(1) for values in (a, b)]
@@ -102,8 +102,11 @@ def compare_drafters(
     threads: int = 1,
     log: Log = no_log,
 ) -> dict[str, Any]:
-    """A JSON-ready report. a, b: folders of drafters, as many seeds of each; limit: questions of each task. Raises
-    InputError."""
+    """Compare two kinds of drafters; a JSON-ready report.
+
+    a, b: folders of drafters, the same number of seeds for each. limit: use so many questions of each task.
+    Raises InputError.
+    """
     if not a or len(a) != len(b):
         raise InputError(f"`a` and `b` must name as many drafters, at least one, but name {len(a)} and {len(b)}.")
     nodes = parse_plan(plan)

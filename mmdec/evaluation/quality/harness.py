@@ -1,6 +1,7 @@
-"""Several methods to decode the same inputs: their tokens are compared first, then they are timed in turn.
+"""Runs several decoding methods on the same inputs: first their tokens are compared, then they are timed in turn.
 
-What a method is and what is measured, for all tasks; `transcription.py` and `description.py` measure theirs.
+This file defines methods and measurements for all tasks; `transcription.py` and `description.py` measure their own
+task.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from mmdec.types import InputError, MmdecError
 
 PLAN = re.compile(r"(\d+)(?:x(\d+))?")
 GREEDY = "greedy"
-Input = TypeVar("Input")  # what is decoded: a recording, a question
+Input = TypeVar("Input")  # the input to decode: a recording, a question
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to decode: whose loop runs, and its options."""
+    """A decoding method: whose loop runs, and its options."""
 
     name: str
     loop: Literal["mmdec", "transformers"]
     options: Mapping[str, Any] = field(default_factory=dict)
-    networks: Sequence[PreTrainedModel] = ()  # beside the model: an assistant
+    networks: Sequence[PreTrainedModel] = ()  # further networks besides the model, such as an assistant
 
     @classmethod
     def greedy(cls) -> Method:
@@ -42,25 +43,25 @@ class Method:
 
     @classmethod
     def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
-        """mmdec's loop; drafter and nodes as for `mmdec.speculate`."""
+        """mmdec's loop. drafter, nodes: as for `mmdec.speculate`."""
         return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The output and the cost of one call on one batch; times in seconds for the whole batch."""
+    """The output and the cost of one call on one batch; times are in seconds for the whole batch."""
 
-    tokens: list[list[int]]  # of each input, without prompt and padding
+    tokens: list[list[int]]  # tokens of each input, without prompt and padding
     texts: list[str]
     features: float  # preprocessing
     encoder: float
-    decoder: float  # all the rest up to the text, the drafter included
+    decoder: float  # the rest up to the text, the drafter included
     drafter: float  # 0 for transformers, which does not report it
     total: float  # wall clock, from samples in memory to texts
-    passes: int = 0  # of the model's decoder
-    windows: int = 0  # passes of its encoder
-    rounds: int = 0  # of all inputs in mmdec's loop, without the pass over the prompt
-    drafted_tokens: int = 0  # tokens from these rounds, bonus or correction included
+    passes: int = 0  # number of passes of the model's decoder
+    windows: int = 0  # number of passes of its encoder
+    rounds: int = 0  # rounds of all inputs in mmdec's loop, without the prompts' passes
+    drafted_tokens: int = 0  # tokens from these rounds, bonus or correction token included
 
     @property
     def tokens_per_round(self) -> float:
@@ -72,20 +73,21 @@ Measurements = Mapping[str, Sequence[Sequence[Measurement]]]  # method name -> e
 
 
 class Harness(ABC, Generic[Input]):
-    """A model whose methods are compared. A subclass says how one batch is measured."""
+    """A model whose methods are compared. A subclass defines how one batch is measured."""
 
-    what: ClassVar[str] = "recording"  # a member of a batch
+    what: ClassVar[str] = "recording"  # name of one input in messages
 
     @abstractmethod
     def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:
-        """Decode inputs as one batch."""
+        """Decode the inputs as one batch, and measure it."""
 
     def gate(
         self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log, equals: Sequence[Method] = ()
     ) -> dict[str, list[bool]]:
         """For each method and group, whether the tokens equal those of the second method, greedy decoding.
 
-        Raises MmdecError if those of the first method, or of one in `equals`, differ: it must not be timed.
+        Raises MmdecError if those of the first method, or of one in `equals`, differ, because then it must not be
+            timed.
         """
         baseline, strict = methods[1], (methods[0], *equals)
         equal: dict[str, list[bool]] = {method.name: [] for method in methods}
@@ -106,7 +108,8 @@ class Harness(ABC, Generic[Input]):
     def interleave(
         self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
     ) -> Measurements:
-        """Measure all methods in turn, A B C A B C, group by group. `gate` was the warm-up."""
+        """Measure all methods in turn, A B C A B C, group by group. There is no warm-up, because `gate` has run every
+        method."""
         measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
         for repeat in range(repeats):
             for number, inputs in enumerate(groups):
@@ -118,7 +121,7 @@ class Harness(ABC, Generic[Input]):
 
 @contextmanager
 def counted(module: nn.Module) -> Iterator[list[int]]:
-    """A list that gets an entry for each pass through the module."""
+    """Yield a list that gets one entry for each pass through the module."""
     passes: list[int] = []
     hook = module.register_forward_hook(lambda *_: passes.append(1))
     try:
@@ -139,7 +142,7 @@ def quiet() -> Iterator[None]:
 
 
 def parse_plan(plan: str) -> Nodes:
-    """A draft size in words: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep)."""
+    """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep)."""
     if plan == "learned":
         return None
     match = PLAN.fullmatch(plan)

@@ -1,8 +1,8 @@
-"""An outside judge of speech translation: a multilingual Whisper in a local folder, which no part of ours was trained
-with.
+"""An independent judge of speech translation: a multilingual Whisper in a local folder, not used in any of our
+training.
 
-It hears the English that a translator speaks (ASR-BLEU), it translates French speech itself, and it writes French, for
-the cascade of its French text, a translator of text and a voice. It decodes greedily, in windows of 30 s, by
+It transcribes the English speech of translators (for ASR-BLEU). It translates French speech itself. And it transcribes
+French for the cascade: its French text, our text translator, and a voice. It decodes greedily, in windows of 30 s, with
 `mmdec.transcribe`.
 """
 
@@ -34,10 +34,11 @@ FRENCH, ENGLISH = "fr", "en"
 @final
 @dataclass(frozen=True)
 class Said:
-    """One system's translation of one recording: its text and, if it speaks, its sound. `evaluate_speech` reads it."""
+    """One system's translation of a recording: its text and, if the system speaks, its sound. `evaluate_speech` reads
+    it."""
 
     text: str
-    audio: np.ndarray | None = None  # (T,); None: it writes alone
+    audio: np.ndarray | None = None  # (T,); None: the system only writes text
     sample_rate: int = SAMPLE_RATE
     units: list[str] = field(default_factory=lambda: [])
     timings: dict[str, float] = field(default_factory=lambda: {})  # seconds of each stage
@@ -45,13 +46,13 @@ class Said:
 
 @final
 class Judge:
-    """Both a recogniser of English and a system that is compared."""
+    """A Whisper that is used both as a recogniser of English and as a translation system to compare with."""
 
     def __init__(self, folder: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:
-        """folder: as transformers writes it. Raises InputError where it holds no Whisper of French and English."""
+        """folder: in transformers' format. Raises InputError if it has no Whisper for French and English."""
         self._whisper, self._threads = load_whisper(folder, device), threads
         self.name = Path(folder).resolve().name
-        self.unknown: tuple[str, ...] = ()  # words that it cannot write
+        self.unknown: tuple[str, ...] = ()  # words that it cannot write: none
         languages: Any = getattr(self._whisper.model.generation_config, "lang_to_id", None) or {}
         if not {f"<|{FRENCH}|>", f"<|{ENGLISH}|>"} <= set(languages):
             raise InputError(
@@ -60,19 +61,19 @@ class Judge:
             )
 
     def transcribe(self, samples: np.ndarray | Sequence[float]) -> str:
-        """English speech (T,) at 16 kHz to text; "" where there is nothing to hear."""
+        """Transcribe English speech (T,) at 16 kHz; "" for a silent or too short sound."""
         sound = np.asarray(samples, np.float32)
         try:
             return self._write(sound, ENGLISH, sample_rate=SAMPLE_RATE)
-        except InputError:  # too short, or silent: what a voice made of nothing
+        except InputError:  # too short or silent: a voice without text
             return ""
 
     def french(self, recording: Path) -> str:
-        """What a French recording says."""
+        """The transcript of a French recording."""
         return self._write(recording, FRENCH)
 
     def translated(self, recording: Path) -> Said:
-        """Its own translation of a French recording: text alone."""
+        """The judge's own translation of a French recording, as text only."""
         return Said(self._write(recording, FRENCH, task="translate"))
 
     def _write(self, audio: Path | np.ndarray, language: str, **options: Any) -> str:
@@ -83,7 +84,7 @@ class Judge:
 @final
 @dataclass(frozen=True)
 class Cascade:
-    """A recogniser, a translator of text and a voice, one after the other. Called with a French recording."""
+    """A recogniser, a text translator and a voice, one after the other. Call it with a French recording."""
 
     hear: Callable[[Path], str]  # French speech to French text
     read: Callable[[str], str]  # French text to English text
@@ -101,8 +102,8 @@ class Cascade:
 
 
 def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], Said]]:
-    """What is compared with a translator of ours, by name: the judge's own translation, and the cascade of its French
-    text, our reader with its autoregressive decoder, and our voice, if the translator reads text."""
+    """The systems to compare with our translator, by name: the judge's own translation; and, if our translator reads
+    text, the cascade of the judge's French text, our reader with its autoregressive decoder, and our voice."""
     systems: dict[str, Callable[[Path], Said]] = {judge.name: judge.translated}
     if isinstance(translator.parts, HeardParts):
         systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))
@@ -111,8 +112,8 @@ def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Call
 
 @torch.inference_mode()
 def read(parts: HeardParts, text: str) -> str:
-    """French text to English text by a translator's reader and autoregressive decoder. Case and marks of the French are
-    left out, as a CTC head writes it."""
+    """Translate French text to English text with a translator's reader and autoregressive decoder. Case and punctuation
+    of the French are removed, because a CTC head writes none."""
     numbers = parts.heard(text)
     if not numbers:
         return ""
@@ -125,7 +126,7 @@ def read(parts: HeardParts, text: str) -> str:
 
 @torch.inference_mode()
 def speak(translator: SpeechTranslator, text: str) -> np.ndarray:
-    """English text to samples (T,) of 16 kHz, in a translator's voice."""
+    """Speak English text in a translator's voice: samples (T,) of 16 kHz."""
     (mel,) = translator.layout.mels([[]], [text], None)
     if not len(mel):
         return np.zeros(0, np.float32)

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from mmdec.evaluation.bench.tables import FIRST, machine
 
-TOGETHER = 2  # systems side by side: more do not fit
-LABEL = 30  # columns of a label, which may be folded; figures are not
+TOGETHER = 2  # number of systems side by side; more do not fit
+LABEL = 30  # width of a label in columns; labels may be wrapped, figures not
 
 
 def grid_of(*names: str) -> Table:
-    """An empty table: a column of labels, and one of figures for each name."""
+    """An empty table: a column of labels, and one column of figures for each name."""
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     grid.add_column("", max_width=LABEL)
     for name in names:
@@ -27,7 +27,7 @@ def grid_of(*names: str) -> Table:
 
 
 def table(report: dict[str, Any]) -> RenderableType:
-    """A report of `evaluate_speech`: a column for each system, two of them side by side."""
+    """Table for a report of `evaluate_speech`: one column for each system, at most two side by side."""
     names = [*report["systems"]]
     shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["systems"].values())]
     grids = []
@@ -61,7 +61,7 @@ def _speech_notes(report: dict[str, Any]) -> list[str]:
 
 
 def asr_table(report: dict[str, Any]) -> RenderableType:
-    """A report of `evaluate_asr`: a column for each method of decoding."""
+    """Table for a report of `evaluate_asr`: one column for each decoding method."""
     methods: dict[str, Any] = report["decoding"]
     title = f"{report['model']} on {report['split'] or 'the whole corpus'}, n = {report['n']}"
     grid = grid_of(*methods)
@@ -198,7 +198,7 @@ _ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 
 
 def vlm_table(report: dict[str, Any]) -> RenderableType:
-    """A report of `evaluate_vlm`: a row for each task, and one for all where there are several."""
+    """Table for a report of `evaluate_vlm`: one row for each task, and a row for all tasks if there are several."""
     other = ", pictures swapped" if report["swapped"] else ""
     title = f"{report['model']} on {report['questions']}{other}, n = {report['n']}, drafter {report['drafter']}"
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -1,8 +1,7 @@
 """Scores a Whisper on a split: word and character error rate, and the cost of decoding with and without drafts.
 
-`mmdec.transcribe` is scored and timed; transformers' own loops, through `model.generate`,
-get the same features and arguments.
-`tables.asr_table(report)` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
+`mmdec.transcribe` is scored and timed; transformers' own loops, through `model.generate`, get the same features and
+arguments. `tables.asr_table(report)` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
 `corpora/librispeech.py`.
 
 mmdec's costs are those that `mmdec.transcribe` returns. A call's seconds divide into reading (checks of the samples),
@@ -51,7 +50,7 @@ class TranscriptionHarness(Harness[Tensor]):
     """A LoadedWhisper, the language of the recordings, and the maximum number of new tokens in a window."""
 
     def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
-        """language: None detects it. A model of one language ignores it."""
+        """language: None: detect it. A model of one language ignores it."""
         self.whisper, self.model = whisper, whisper.model
         multilingual = getattr(self.model.generation_config, "is_multilingual", False)
         self.language = language if multilingual else None
@@ -73,7 +72,7 @@ class TranscriptionHarness(Harness[Tensor]):
         return replace(measurement, passes=len(passes), windows=len(windows))
 
     def _transcribe(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
-        """Call `mmdec.transcribe`; seconds and rounds are those of the transcripts."""
+        """Call `mmdec.transcribe`; seconds and rounds are taken from the transcripts."""
         stopwatch = Stopwatch(self.model.device)
         transcripts = transcribe(
             list(recordings),
@@ -89,7 +88,7 @@ class TranscriptionHarness(Harness[Tensor]):
             stage: sum(transcript.timings[stage] for transcript in transcripts)
             for stage in ("features", "encoder", "drafter", "total")
         }
-        # Each window begins with a pass over the prompt, which is no round.
+        # Each window begins with a pass over the prompt, which does not count as a round.
         rounds = [transcript.rounds - transcript.windows for transcript in transcripts]
         return Measurement(
             tokens=[transcript.tokens for transcript in transcripts],
@@ -108,7 +107,7 @@ class TranscriptionHarness(Harness[Tensor]):
         )
 
     def _generate(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
-        """Call `model.generate`, in the batches of `transcribe`."""
+        """Call `model.generate`, with the same batches as `transcribe`."""
         tokens: list[list[int]] = [[] for _ in recordings]
         device, features, rest, encoder = self.model.device, 0.0, 0.0, list[float]()
         whole, stopwatch = Stopwatch(device), Stopwatch(device)
@@ -169,7 +168,7 @@ class Transcribed:
 @final
 @dataclass(frozen=True)
 class AsrScoring:
-    """How `evaluate_asr`, which says what each option means, scores a model."""
+    """The options of `evaluate_asr`, which documents them."""
 
     recordings: Sequence[str | os.PathLike[str]] = ()
     allow_absolute_paths: bool = False
@@ -194,14 +193,20 @@ def evaluate_asr(
 ) -> dict[str, Any]:
     """Score a Whisper; a JSON-ready report.
 
-    recordings: sound files with their transcripts beside them (.txt), instead of the corpus. allow_absolute_paths: see
-    `Admission`. heads: a directory; None takes the model's own. Without heads, transformers decodes, and there is no
-    speedup. plan: draft size, as `num_speculative_tokens` of `mmdec.speculate`. plain: also decode each batch with
-    transformers' own loop, right after mmdec's, for the speedup and to compare tokens. language: None detects it.
-    limit: use this many utterances, evenly spaced. worst: how many transcripts with most errors are listed.
+    recordings: sound files with their transcripts beside them (.txt), instead of the corpus.
+    allow_absolute_paths: see `Admission`.
+    heads: directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and there
+        is no speedup.
+    plan: draft size, as `num_speculative_tokens` of `mmdec.speculate`.
+    plain: also decode each batch with transformers' own loop, right after mmdec's, for the speedup and to compare
+        tokens.
+    language: None: detect it.
+    limit: use this many utterances, evenly spaced.
+    worst: list this many transcripts with most errors.
 
-    A recording that `mmdec.transcribe` refuses counts as an empty transcript and is named. A recording of more than a
-    window (30 s) is decoded alone, by transformers' long-form code. Raises InputError.
+    A recording that `mmdec.transcribe` refuses counts as an empty transcript and is listed. A recording of more than a
+    window (30 s) is decoded alone, by transformers' long-form code.
+    Raises InputError.
     """
     how = AsrScoring(**options)
     check_threads(how.threads)
@@ -241,7 +246,7 @@ def _report(
     normalise: Callable[[str], str],
     worst: int,
 ) -> dict[str, Any]:
-    """What the transcripts say of the model: errors, cost, speedup, refused recordings, and the `worst` transcripts."""
+    """Summarise the transcripts: errors, cost, speedup, refused recordings, and the `worst` transcripts."""
     report: dict[str, Any] = {
         **_scores(transcribed, normalise),
         "by_speaker": _by_speaker(transcribed, normalise),
@@ -255,10 +260,10 @@ def _report(
 
 
 def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], str], str]:
-    """Whisper's own normaliser for the language, and its name.
+    """Whisper's own text normaliser for the language, and its name.
 
     The English one writes numbers and British spellings in one way ("twenty five", "25"), if the tokenizer has the
-    spellings (normalizer.json). The basic one drops case, punctuation and bracketed text.
+    spellings (normalizer.json). The basic one removes case, punctuation and bracketed text.
     """
     if language is None or language.lower() not in ENGLISH:
         return tokenizer.basic_normalize, "basic"
@@ -297,7 +302,7 @@ def _decode(
     transcribed: list[Transcribed],
     measured: dict[str, list[Measurement]],
 ) -> None:
-    """Decode one batch by all methods in turn; each recording of more than a window alone."""
+    """Decode one batch by all methods in turn; each recording of more than a window is decoded alone."""
     recordings: list[tuple[Utterance, Tensor]] = []
     for row in rows:
         try:
@@ -355,7 +360,7 @@ def _by_speaker(transcribed: Sequence[Transcribed], normalise: Callable[[str], s
 
 
 def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], count: int) -> list[dict[str, Any]]:
-    """Transcripts with most errors; of equally many, the shorter references first."""
+    """Transcripts with most errors; among equal numbers of errors, those with shorter references come first."""
     scored = [(word_edits(normalise(result.row.text), normalise(result.text)), result) for result in transcribed]
     scored.sort(key=lambda pair: (-pair[0].errors, pair[0].length))
     return [

@@ -1,6 +1,6 @@
 """Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
-What is scored is a `Systems`: our strategies, which are `mmdec.translate_speech`, and others beside them (see
+A `Systems` is scored: our strategies through `mmdec.translate_speech`, and other systems (see
 `judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`, which is read from CVSS with Common
 Voice, or from a manifest of recordings whose translations lie in folders of pairs. `tables.table(report)` prints the
 report.
@@ -36,19 +36,19 @@ from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.types import InputError
 
-COMPARED = ("lookahead", "autoregressive", "verified")  # the translator's STRATEGIES that are scored by default
-NOISES = 32  # utterances replaced by white noise
+COMPARED = ("lookahead", "autoregressive", "verified")  # the strategies that are scored by default
+NOISES = 32  # number of utterances that are replaced by white noise
 NOISE_LEVEL = 0.1  # of full scale
-NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"  # of ASR-BLEU
+NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"  # for ASR-BLEU
 
 
 class Spoken(Protocol):
-    """A translation of one recording: mmdec.Translation, or an object with these properties."""
+    """A translation of one recording: an mmdec.Translation, or an object with the same properties."""
 
     @property
     def text(self) -> str: ...
     @property
-    def audio(self) -> np.ndarray | None: ...  # (T,); None: the system writes alone
+    def audio(self) -> np.ndarray | None: ...  # (T,); None: the system only writes text
     @property
     def sample_rate(self) -> int: ...
     @property
@@ -58,7 +58,7 @@ class Spoken(Protocol):
 
 
 class English(Protocol):
-    """A recogniser of English."""
+    """A recogniser of English speech."""
 
     @property
     def name(self) -> str: ...
@@ -67,14 +67,14 @@ class English(Protocol):
     def transcribe(self, samples: np.ndarray) -> str: ...  # (T,) of 16 kHz
 
 
-System = Callable[[Path], Spoken]  # of a recording
+System = Callable[[Path], Spoken]  # translates a recording
 
 
 @dataclass(frozen=True)
 class Systems:
-    """What is compared, by name. The others are tested against the first."""
+    """The systems to compare, by name. The statistical tests compare each with the first."""
 
-    name: str  # of the model
+    name: str  # the model's name
     runs: Mapping[str, System]
     machine: Mapping[str, Any]  # provenance
 
@@ -83,33 +83,34 @@ class Systems:
             raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
 
     def beside(self, others: Mapping[str, System]) -> Systems:
-        """A copy with further systems, which come last."""
+        """A copy with further systems at the end."""
         return Systems(self.name, {**self.runs, **others}, self.machine)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One recording that is translated."""
+    """One recording to translate."""
 
     clip: Path
     references: tuple[str, ...]  # every accepted translation
     units: tuple[str, ...] = ()  # phones of the recorded translation
-    recording: Path | None = None  # the translation, spoken
-    translation: str = ""  # what that says
+    recording: Path | None = None  # the recorded translation
+    translation: str = ""  # its text
 
 
 @dataclass(frozen=True)
 class SpeechCorpus:
-    """What is translated. lexicon, training: pronunciations of English, and the table of training text."""
+    """The recordings to translate. lexicon, training: paths of English pronunciations and of the table of training
+    text."""
 
     split: str
     rows: tuple[Source, ...]
-    skipped: Mapping[str, Sequence[str]] = field(default_factory=lambda: {})  # why -> rows
+    skipped: Mapping[str, Sequence[str]] = field(default_factory=lambda: {})  # reason -> rows that were left out
     lexicon: metrics.Lexicon | None = None
     training: Path | None = None
 
     def recogniser(self, log: Log = no_log) -> Recogniser:
-        """A recogniser of the words in the training text. Raises InputError if there is no training text."""
+        """A recogniser for the words of the training text. Raises InputError if there is no training text."""
         if self.training is None or not self.training.is_file():
             raise InputError(
                 f"`asr` must have the training text, but '{self.training}' does not exist. Pass asr=False to do "
@@ -182,9 +183,10 @@ def evaluate_speech(
 ) -> dict[str, Any]:
     """Score speech translators; a JSON-ready report.
 
-    judge: hears what they say, for ASR-BLEU. log: gets lines of progress. The systems run in turn on each recording,
-    after one warm-up each. A recording that is refused counts as an empty translation and is named. Intervals and tests
-    against the first system are of a bootstrap over sentences. Raises InputError.
+    judge: transcribes their speech for ASR-BLEU. log: receives lines of progress. The systems run in turn on each
+        recording, after one warm-up each. A recording that a system refuses counts as an empty translation and is
+        listed. Intervals, and tests against the first system, use a bootstrap over sentences.
+    Raises InputError.
     """
     rows = corpus.rows
     outputs = _translate_all(systems.runs, rows, log)
@@ -235,9 +237,10 @@ def own_systems(
     device: str | None = None,
     threads: int = 2,
 ) -> Systems:
-    """A translator of ours through the public call, a system for each strategy.
+    """Our translator through the public call, as one system for each strategy.
 
-    model: None for the shipped one. strategies: None for `COMPARED`, or, without a graph, the one that there is.
+    model: None: the shipped one. strategies: None: those in `COMPARED`, or, for a model without a graph, its only
+        strategy.
     Raises: InputError.
     """
     check_threads(threads)
@@ -279,7 +282,8 @@ def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: met
 
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Phone errors against the recording or, if fewer, against the nearest reference as the lexicon pronounces it."""
+    """Phone errors against the recording or, if fewer, against the nearest reference with the lexicon's
+    pronunciations."""
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
         "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),
@@ -340,7 +344,7 @@ def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _seconds(path: Path) -> float:
-    """Length of a recording; 0 if it cannot be read, which the translation reports."""
+    """Seconds of a recording; 0 if it cannot be read, because the translation then reports the error."""
     try:
         return len(read_samples(path)) / SAMPLE_RATE
     except InputError:
@@ -348,7 +352,7 @@ def _seconds(path: Path) -> float:
 
 
 class HasAudio(Protocol):
-    """A translation with samples (T,) of 16 kHz; None: it was not spoken."""
+    """A translation with samples (T,) of 16 kHz; None if there is no speech."""
 
     @property
     def audio(self) -> np.ndarray | None: ...
@@ -361,13 +365,13 @@ def add_asr_bleu(
     outputs: Mapping[str, Sequence[HasAudio]],
     log: Log,
 ) -> None:
-    """ASR-BLEU and ASR-chrF of each system that speaks, and of shuffled speech; of the reference recordings and of
-    noise, if the corpus has recordings."""
+    """Add to the report ASR-BLEU and ASR-chrF of each system that speaks, and of shuffled transcripts; also of the
+    reference recordings and of noise, if the corpus has recordings."""
     references = [row.references for row in rows]
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
     best = _add_recordings(report, judge, rows, log)
     heard: dict[str, list[str]] = {}
-    known: dict[bytes, str] = {b"": ""}  # the same sound of two systems is heard once
+    known: dict[bytes, str] = {b"": ""}  # equal sounds of two systems are transcribed once
     for name, said in outputs.items():
         sounds = [output.audio for output in said]
         if any(sound is not None and len(sound) for sound in sounds):
@@ -394,7 +398,7 @@ def add_asr_bleu(
 
 
 def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Source], log: Log) -> float | None:
-    """What the judge makes of the reference recordings; their ASR-BLEU, None if there are none."""
+    """Add the judge's errors on the reference recordings. Returns their ASR-BLEU, None if there are none."""
     recordings = [row.recording for row in rows if row.recording is not None]
     if len(recordings) < len(rows):
         return None

@@ -1,1 +1,1 @@
-"""A candidate beside the shipped weights: promoted where it measures better."""
+"""Compares a new model with the shipped one, and promotes it if it measures better."""

@@ -1,8 +1,8 @@
-"""How small models that read pictures, and their drafters, are measured, compared and described when promoted.
+"""Promotion of small vision-language models and of their drafters: how they are measured, compared and described.
 
-A model comes with its drafters: those for the weights of before would draft worse, under figures that are false. A
-drafter goes to the folder of its system in its model's folder. Both are replaced in one step: the model's card has a
-table of its drafters.
+A model is promoted together with its drafters, because drafters for the old weights would draft worse, and their
+published figures would be false. A drafter is put into its model's folder, in a folder named after its system. The
+folder is replaced in one step, because the model's card has a table of its drafters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mmdec.provenance import CARD, hardware, weights
 from mmdec.runtime import dtype_of
 from mmdec.types import InputError
 
-CHAIN = 7  # drafts of a round: as training scores them, whatever the machine's times
+CHAIN = 7  # drafted tokens in a round, as in training's scores: independent of the machine's speed
 HEADING = "## Its drafters"
 SPLITS = {
     "dev": "unseen scenes, which chose the weights",
@@ -42,7 +42,7 @@ SPLITS = {
 
 
 def promotable(system: str) -> Promotable:
-    """Drafters of a system, as `mmdec.drafters.registry` names it."""
+    """The `Promotable` for drafters of a system, named as in `mmdec.drafters.registry`."""
     return Promotable(
         system=system,
         corpus=Path("data/scenes"),
@@ -73,7 +73,8 @@ def promotable(system: str) -> Promotable:
 
 
 def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
-    """Tokens a round of the drafter in `model` for the model in `setting.home`: descriptions, in chains."""
+    """Measure the tokens per round of the drafter in `model` for the model in `setting.home`, on descriptions, with
+    chains."""
     asked = questions_of(str(setting.corpus / f"{split}.json"), None, PROMPT, setting.limit)
     asked = [question for question in asked if question.scoring == "claims"]
     if not asked:
@@ -87,7 +88,7 @@ def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
         "chain": CHAIN,
         "model": setting.home.name,
         "base": fingerprint(vlm.model),
-        "tokens_per_round": difference(totals, np.zeros_like(totals)),  # less nothing: the interval alone
+        "tokens_per_round": difference(totals, np.zeros_like(totals)),  # minus nothing: only for the interval
         "hardware": hardware(
             device=vlm.model.device, dtype=dtype_of(vlm.model), batch=DRAFTED_TOGETHER, threads=setting.threads
         ),
@@ -107,7 +108,7 @@ def drafter_table(reports: Sequence[Report]) -> list[str]:
 
 
 def place(run: Path) -> Path:
-    """<its model>/<its system>. Raises InputError for a drafter that names no model."""
+    """The folder <its model>/<its system>. Raises InputError for a drafter that names no model."""
     target = str(read_object(run / CONFIG).get("target") or "")
     if not re.fullmatch(r"\w[\w.-]*", target):
         raise InputError(
@@ -117,7 +118,7 @@ def place(run: Path) -> Path:
 
 
 def check_drafter(run: Path, target: Path, force: bool) -> str:
-    """Refuse a drafter whose model is not there; warn of one that was trained for other weights."""
+    """Refuse a drafter whose model does not exist; return a warning for one that was trained for other weights."""
     home = target.parent
     if not hub.kind(home):
         raise InputError(
@@ -128,7 +129,7 @@ def check_drafter(run: Path, target: Path, force: bool) -> str:
 
 
 def trained_for(drafter: Path) -> str:
-    """The fingerprint of the model that it was trained for; "" where it does not say."""
+    """The fingerprint of the model that the drafter was trained for; "" if it is not recorded."""
     return str(read_object(drafter / CONFIG).get("base") or "")
 
 
@@ -138,8 +139,8 @@ def drafters(model: Path) -> list[str]:
 
 
 def list_drafters(model: Path) -> None:
-    """Write the table of a model's drafters, from their provenances, into its card, and their hashes into its
-    provenance, in place of those of before."""
+    """Write the table of a model's drafters, from their provenances, into the model's card, and their hashes into the
+    model's provenance. Both replace the old ones."""
     names = drafters(model)
     if names:
         card = model / CARD
@@ -193,9 +194,9 @@ def _figure(rate: Mapping[str, float]) -> str:
 DRAFTERS = {system: promotable(system) for system in auto_names()}
 
 
-SWAPPED = "swapped"  # test's questions about another picture
+SWAPPED = "swapped"  # the split of test questions with other pictures
 COLUMNS = {**SPLITS, SWAPPED: "another picture"}
-BATCH = 8  # questions at once: the answers do not depend on it
+BATCH = 8  # questions at once; answers do not depend on it
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
@@ -213,7 +214,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """What is not right, the mean of the tasks: rare tasks count as others do."""
+    """The share of wrong answers, mean over tasks: rare tasks count as much as others."""
     rights = [row["right"]["value"] for row in report["by_task"].values() if row["right"]["n"]]
     if not rights:
         raise InputError(f"`corpus` must say what is right of {report['split']}, but does not. Draw the scenes anew.")
@@ -225,7 +226,7 @@ def summary(report: Report) -> str:
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """A row for each task, a column for each split."""
+    """Lines of the results table: one row for each task, one column for each split."""
     rows = []
     for task in sorted({task for report in reports for task in report["by_task"]}):
         found = [report["by_task"].get(task, {}).get("right", {}) for report in reports]
@@ -245,7 +246,8 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 
 def instead(run: Path, target: Path) -> Path | None:
-    """The one drafter that is new, where the model is the one in models/: what training a drafter leaves in runs/."""
+    """The one new drafter, if the run's model is the one in models/: training a drafter leaves such a folder in
+    runs/."""
     if not _same_model(run, target):
         return None
     new = [name for name in drafters(run) if weights(run / name) != weights(target / name)]
@@ -259,7 +261,7 @@ def instead(run: Path, target: Path) -> Path | None:
 
 
 def check(run: Path, target: Path, force: bool) -> str:
-    """Refuse a model without the drafters that the one in models/ has, or with some that are for other weights."""
+    """Refuse a model that lacks drafters of the one in models/, or has drafters for other weights; warn if `force`."""
     there, brought = drafters(target), drafters(run)
     if not there and not brought:
         return ""
@@ -281,14 +283,14 @@ def check(run: Path, target: Path, force: bool) -> str:
 
 
 def stale_drafters(run: Path) -> list[str]:
-    """The names of its drafters that were not trained for its weights."""
+    """The names of the drafters in `run` that were trained for other weights."""
     names = drafters(run)
     own = fingerprint(load_vlm(run, "cpu").model) if names else ""
     return [name for name in names if trained_for(run / name) != own]
 
 
 def _same_model(run: Path, target: Path) -> bool:
-    """Whether both have the same weights but for their drafters."""
+    """Whether both folders have the same model weights; drafters are not compared."""
     first, second = ({name: value for name, value in weights(at).items() if "/" not in name} for at in (run, target))
     return first == second
 

@@ -1,4 +1,4 @@
-"""What `promotion.py` needs to know of a system: how its models are measured and compared, and their card."""
+"""The interface between `promotion.py` and a system: how its models are measured and compared, and their card."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Card:
     languages: Sequence[str]
     description: str
     example: str  # Python code after `import mmdec`
-    training: str  # what all of them were trained on, and how
-    data: str  # what the results were measured on
+    training: str  # their training data and method
+    data: str  # the data that the results were measured on
     limits: str
     table: Callable[[Sequence[Report]], list[str]]  # reports -> lines of the table of results
     licences: str = "Weights and text: Apache-2.0."
@@ -37,7 +37,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and on how much a model is measured. home: the folder in models/ that a promotion replaces."""
+    """Where a model is measured, and on how many inputs. home: the folder in models/ that a promotion replaces."""
 
     home: Path
     corpus: Path
@@ -46,7 +46,7 @@ class Setting:
 
 
 def alone(run: Path, target: Path, force: bool) -> str:
-    """The check of a model that nothing else depends on."""
+    """The default check: nothing else depends on the model, so it returns no warning."""
     return ""
 
 
@@ -54,25 +54,26 @@ def alone(run: Path, target: Path, force: bool) -> str:
 class Promotable:
     """A system whose models can be promoted."""
 
-    system: str  # as a model's config.json names it
+    system: str  # its name in a model's config.json
     corpus: Path
-    splits: tuple[str, ...]  # measured for the card, if the corpus has them
+    splits: tuple[str, ...]  # splits to measure for the card, if the corpus has them
     has_split: Callable[[Path, str], bool]  # corpus, split
     measure: Callable[[Path, str, Setting], Report]  # model, split, setting
-    score: Callable[[Report], tuple[float, ...]]  # lower is better; the first number counts first
+    score: Callable[[Report], tuple[float, ...]]  # lower is better; numbers are compared in order
     summary: Callable[[Report], str]
     card: Card
     place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))  # below models/
-    instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # the part of `run` that alone is new
-    check: Callable[[Path, Path, bool], str] = alone  # run, target, force; raises InputError; what to warn of
-    left: Callable[[Path], Sequence[str]] = lambda run: ()  # folders of `run` that are not promoted with it
-    finish: Callable[[Path], None] = lambda home: None  # what else the replaced folder says of its parts
+    instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # the only new part of `run`
+    check: Callable[[Path, Path, bool], str] = alone  # run, target, force -> a warning or ""; raises InputError
+    left: Callable[[Path], Sequence[str]] = lambda run: ()  # folders of `run` that are not promoted
+    finish: Callable[[Path], None] = lambda home: None  # updates the replaced folder's other records
 
 
 def render(
     card: Card, name: str, parameters: Mapping[str, int], reports: Sequence[Report], facts: Sequence[str]
 ) -> str:
-    """A model card as Markdown. parameters: by file. facts: lines about the training."""
+    """Write a model card as Markdown. parameters: number of parameters of each file. facts: lines about the
+    training."""
     machine = reports[0]["hardware"]
     head = ["---", f"language: [{', '.join(card.languages)}]", "license: apache-2.0", f"library_name: {card.library}"]
     head += [f"pipeline_tag: {card.pipeline_tag}", f"tags: [{', '.join(card.tags)}]", "---", "", f"# {name}", ""]
@@ -99,7 +100,7 @@ def render(
 
 
 def split_cell(report: Report) -> str:
-    """A table's cell: the split and what is in it."""
+    """A table cell: the name of the split and its size."""
     return f"`{report['split']}`: {SPLITS.get(report['split'], 'a split')}"
 
 

@@ -1,7 +1,7 @@
 """`mmdec promote RUN`: replaces a model in models/ by a better one from runs/, and writes its card.
 
-Both models are measured on the development split. Card and provenance are written from measurements of the new weights;
-nothing of the old ones is kept. A drafter is put into its model's folder, which is replaced with it.
+Both models are measured on the development split. Card and provenance are written from measurements of the new weights,
+not from the old ones. A drafter is put into its model's folder, and this whole folder is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mmdec.types import InputError, MmdecError
 
 CHOSEN_BY = "dev"
 SYSTEMS = {system.system: system for system in (TRANSLATION, TRANSCRIPTION, DESCRIPTION)} | DRAFTERS
-SYSTEMS[heard_translator.LAYOUT] = HEARD  # a translator that hears people has tests of its own
+SYSTEMS[heard_translator.LAYOUT] = HEARD  # a translator of natural voices has its own tests
 RUNS = "runs"
 
 
@@ -51,13 +51,15 @@ def promote(
 ) -> Path:
     """Put the model in `run` into `models`, under its folder's name, if it is better than the one there.
 
-    A drafter goes into the folder of the model that its config.json names. Of a run whose model is the one in `models`
-    and which has one new drafter, this drafter is promoted.
+    A drafter is put into the folder of the model that its config.json names. If a run has the same model as `models`
+    and one new drafter, this drafter is promoted.
 
-    corpus: where it is measured; None takes the system's own. limit: use this many utterances of each split, or
-    questions of each task, evenly spaced. force: replace the old model even if the new one is not better, or comes
-    without the drafters that the old one has. Returns the folder of what is new. Raises InputError, with both figures,
-    for a model that is not better, for a folder that is no model, and while `make train` writes in runs/.
+    corpus: where the model is measured; None: the system's own. limit: use this many utterances of each split, or
+        questions of each task, evenly spaced. force: replace the old model even if the new one is not better, or lacks
+        drafters that the old one has.
+    Returns the folder of what is new.
+    Raises InputError for a model that is not better (with both figures), for a folder that is no model, and while `make
+        train` writes in runs/.
     """
     system = SYSTEMS.get(_system(run))
     if system is None:
@@ -93,21 +95,21 @@ def promote(
 
 
 def _system(run: Path) -> str:
-    """The name of its system in `SYSTEMS`, if it is there."""
+    """The run's system, if it is in `SYSTEMS`."""
     kind = hub.kind(run)
     return heard_translator.LAYOUT if kind == HEARD.system and layout(run) == heard_translator.LAYOUT else kind
 
 
 def _runs(run: Path) -> Path:
-    """The folder that `make train` holds while it works: runs/ above the run, else the one it lies in."""
+    """The folder that `make train` locks while it works: runs/ above the run, else the run's parent."""
     return next((folder for folder in run.resolve().parents if folder.name == RUNS), run.parent)
 
 
 def _measured(
     system: Promotable, run: Path, target: Path, setting: Setting, force: bool, log: Log
 ) -> tuple[list[Report], str]:
-    """Reports of `run`, that of the development split first, and how it compares. Raises InputError where it is not
-    better."""
+    """Measure both models. Returns reports of `run`, the development split's first, and a sentence with both scores.
+    Raises InputError if `run` is not better."""
     log(f"measuring {run} on {CHOSEN_BY}")
     new = system.measure(run, CHOSEN_BY, setting)
     old = None
@@ -134,22 +136,22 @@ def _measured(
 
 @dataclass(frozen=True)
 class _Found:
-    """What is to be published."""
+    """Everything needed to publish a new model."""
 
     system: Promotable
     run: Path
-    target: Path  # home, or a folder in it
+    target: Path  # `home`, or a folder in it
     home: Path
     weights: dict[str, str]
     reports: Sequence[Report]
     comparison: str
-    left: Sequence[str]  # folders of the run that do not come
+    left: Sequence[str]  # folders of the run that are not copied
 
 
 def _publish(found: _Found) -> None:
-    """Write the folder `home` in one step: on an error the old one stays.
+    """Write the folder `home` in one step. If writing fails, the old folder stays.
 
-    Raises MmdecError if the weights are no longer those measured.
+    Raises MmdecError if the weights have changed since they were measured.
     """
     run, system = found.run, found.system
     path = run / PROVENANCE
@@ -167,7 +169,7 @@ def _publish(found: _Found) -> None:
         reports, comparison = portable(found.reports), portable(found.comparison)
         provenance = {
             **before,
-            "promoted": stamp(torch.device("cpu")),  # where both were measured
+            "promoted": stamp(torch.device("cpu")),  # the machine where both were measured
             "weights": found.weights,
             "chosen": comparison,
             "measured": reports,

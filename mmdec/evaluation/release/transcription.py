@@ -1,4 +1,4 @@
-"""How Whispers with Medusa heads are measured, compared and described when they are promoted."""
+"""Promotion of Whispers with Medusa heads: how they are measured, compared and described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmdec.evaluation.release.promotable import Card, Promotable, Report, Settin
 PLAN = (
     16,
     6,
-)  # nodes and depth of each tree: a learned plan follows the machine's times, and two of equal heads differ
+)  # nodes and depth of each tree: fixed, because a learned plan depends on the machine's speed
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
@@ -28,7 +28,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """Word error rate; of equal ones, more tokens per round are better."""
+    """Word error rate; for equal rates, more tokens per round are better."""
     return float(report["wer"]["value"]), -_tokens_per_round(report)
 
 

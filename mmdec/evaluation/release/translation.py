@@ -1,5 +1,5 @@
-"""How translators are measured, compared and described when they are promoted: those that hear people on natural
-voices, those of phones on the phrasebook. Neither replaces the other: their tests are not the same."""
+"""Promotion of translators: how they are measured, compared and described. Translators of natural voices and
+translators of the phrasebook have different tests, so neither replaces the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTICES = Path(__file__).with_name("notices.md")  # of what a translator that he
 
 
 def same_layout(run: Path, target: Path, force: bool) -> str:
-    """Raises InputError for a run that is not measured on the tests of the model that it would replace."""
+    """Raise InputError if the run has another layout, and so other tests, than the model that it would replace."""
     if hub.kind(target) and layout(run) != layout(target):
         raise InputError(
             f"`run` must be measured on the tests of '{target}', which has the layout {layout(target)!r}, but '{run}' "
@@ -46,11 +46,11 @@ def measure_heard(model: Path, split: str, setting: Setting) -> Report:
 
 def _figures(corpus: SpeechCorpus, model: Path, setting: Setting) -> Report:
     report = evaluate_speech(corpus, own_systems(model, STRATEGIES, "cpu", setting.threads))
-    return {name: entry for name, entry in report.items() if name != "texts"}  # figures alone go with a model
+    return {name: entry for name, entry in report.items() if name != "texts"}  # a model's report has figures only
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """The mean phone error rate of the strategies."""
+    """The phone error rate, mean over strategies."""
     rates = [scores["phone_error_rate_nearest"] or scores["phone_error_rate"] for scores in report["systems"].values()]
     if not all(rates):
         raise InputError(f"`corpus` must have alignments of {report['split']}, but has none. Build it whole.")
@@ -58,7 +58,7 @@ def score(report: Report) -> tuple[float, ...]:
 
 
 def mean_chrf(report: Report) -> float:
-    """Of the strategies."""
+    """chrF, mean over strategies."""
     return sum(scores["chrf"]["value"] for scores in report["systems"].values()) / len(report["systems"])
 
 

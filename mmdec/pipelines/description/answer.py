@@ -1,11 +1,11 @@
-"""One batch of questions about images: the checked request, its rounds, and the `Description` of each answer.
+"""Answers one batch of questions about images: the checked request, its rounds, and the `Description` of each answer.
 
 The confidence of an answer also asks whether a picture shows anything, and whether it is like those that the model was
-trained on. The tokens do not tell: a model may be as sure about an empty picture, or one of another style, as about any
-other. `structure` is told from the pixels. One colour, a gradient or noise is as rough in one square as in the next. In
-a scene, a page or a photograph the squares differ, for edges are rare and lie together (Field, "What is the goal of
-sensory coding?", 1994). `distance` is told by the model's own vision encoder, where the model's folder says what it was
-trained on: see `mmdec.hub.vlm`.
+trained on. Token probabilities do not show this: a model may be as sure about an empty picture, or one of another
+style, as about any other. `structure` is computed from the pixels. One colour, a gradient or noise is equally rough in
+all squares. In a scene, a page or a photograph the squares differ: edges are rare and close to each other (Field, "What
+is the goal of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if the model's folder
+has statistics of its training pictures: see `mmdec.hub.vlm`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OnText = Callable[[str], None]
 OnRound = Callable[[Round], None]
 ANSWER = "answer"  # the kind of decoding in confidence.json
 STAGES = ("vision", "prompt", "decoder", "drafter", "core")
-MAX_NEW_TOKENS = 512  # if neither the caller nor the model's generation config says
+MAX_NEW_TOKENS = 512  # used if neither the caller nor the model's generation config sets it
 RESERVED = {  # option of `generate` -> the argument of `describe` that sets it, or "" if there is none
     "assistant_model": "drafter",
     "attention_mask": "prompt",
@@ -61,15 +61,15 @@ RESERVED = {  # option of `generate` -> the argument of `describe` that sets it,
     "token_healing": "",
     "tokenizer": "",
 }
-STRUCTURE, DISTANCE = "structure", "distance"  # the evidence's names in confidence.json
+STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
 SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
-ENOUGH = 1024  # pixels: of still larger ones only every second, third... row and column is read, which saves time
+ENOUGH = 1024  # pixels: larger pictures are first reduced to every second, third... row and column, which saves time
 SQUARE = 8  # pixels
-FAINT = 2.0  # grey levels: differences below are no edges but rounding
-MOST = 0.1  # of structure: all that have more are pictures alike, a page of text with little and a lone sign with much
+FAINT = 2.0  # grey levels: smaller differences are rounding, not edges
+MOST = 0.1  # structure above this does not count: a page of text has little, a lone sign has much
 FLOOR = 0.003  # added before the logarithm
 NEAREST = 1e-3  # the least distance
-TOGETHER = 32  # pictures in a pass of the encoder
+TOGETHER = 32  # number of pictures in one pass of the encoder
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Description:
 @final
 @dataclass(frozen=True)
 class DescriptionRequest:
-    """What holds for every question of a call: the model, the loop, the options of `generate`."""
+    """What all questions of a call share: the model, the loop, the options of `generate`."""
 
     vlm: LoadedVlm
     speculation: Speculation
@@ -137,7 +137,7 @@ class DescriptionRequest:
         return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
 
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
-        """Decode one batch, round by round. speculation: this request's, or one whose drafter is wrapped."""
+        """Decode one batch, round by round. speculation: this request's loop, or one whose drafter is wrapped."""
         options = {name: value for name, value in self.options.items() if value is not None}
         config: Any = self.vlm.model.generation_config
         if not {"max_new_tokens", "max_length"} & options.keys() and config.max_new_tokens is None:
@@ -149,7 +149,7 @@ class DescriptionRequest:
 
 @final
 class Observed(ForwardingDrafter):
-    """Wraps a drafter for one run and keeps its `info` on how each row's image was compressed, if it has any."""
+    """Wraps a drafter for one run, and stores its `info` on how each row's image was compressed, if it has any."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
@@ -178,8 +178,8 @@ def describe_batch(
 ) -> list[Description]:
     """Answer a batch of questions.
 
-    pictures: of each question. read: seconds in which the inputs were made.
-    earlier, count: of a batch of one; evidence of `count` pictures that a chat showed before.
+    pictures: those of each question. read: seconds that it took to make the inputs.
+    earlier, count: only for a batch of one: the evidence of `count` pictures that the chat showed before.
     """
     vlm, speculation, on_round = request.vlm, request.speculation, request.speculation.options.on_round
     usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
@@ -224,7 +224,7 @@ def describe_batch(
 
 
 def _count(usage: Usage, round_: Round, index: int, drafts: bool) -> None:
-    """Add a round to the usage of the question at this index among its rows."""
+    """Add a round to a question's usage. index: the question's position among the round's rows."""
     usage.count(round_, index, drafts)
     if round_.logprobs is not None:
         usage.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
@@ -236,7 +236,8 @@ def _count(usage: Usage, round_: Round, index: int, drafts: bool) -> None:
 def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
     """The distances of each question's pictures from the training pictures.
 
-    counts: pictures of each question. If a chat lost its cache, `summaries` begins with pictures of earlier turns.
+    counts: number of pictures of each question. If a chat lost its cache, `summaries` begins with pictures of earlier
+        turns.
     """
     new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
     ends = list(accumulate(counts))
@@ -249,7 +250,7 @@ def _plain(weights: Tensor | None) -> list[float] | None:
 
 @final
 class _TextWriter:
-    """Passes text on as it arrives, without a leading space."""
+    """Passes text to the callback as it arrives, without a leading space."""
 
     def __init__(self, on_text: OnText) -> None:
         self.on_text, self.begun = on_text, False
@@ -264,7 +265,7 @@ class _TextWriter:
 def picture_evidence(
     pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
 ) -> dict[str, float]:
-    """The evidence for the confidence that the pictures of a question give; {} without pictures.
+    """Evidence from the pictures of a question, for the confidence; {} without pictures.
 
     It is the mean logarithm of their `structure` (at most `MOST` each) and, if it is known, of their distance.
 
@@ -285,8 +286,8 @@ def picture_evidence(
 
 @torch.inference_mode()
 def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
-    """(N, F): what a model's vision encoder makes of pictures, as `FamiliarPictures` takes it; None for a model whose
-    encoder has no states of each picture's own."""
+    """(N, F): the vision encoder's summaries of N pictures, as `FamiliarPictures` takes them; None for a model whose
+    encoder has no separate states for each picture."""
     processor: Any = vlm.processor
     model: Any = vlm.model
     seen: list[Tensor] = []
@@ -301,9 +302,10 @@ def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
 
 
 def structure(pixels: np.ndarray) -> float:
-    """From 0, where all squares of a picture (H, W, 3) are equally rough, to nearly 1, where one has all the edges.
+    """From 0, where all squares of a picture (H, W, 3) are equally rough, to nearly 1, where one square has all the
+    edges.
 
-    It is the same for any brightness and, but for faint pictures, any contrast.
+    It does not depend on brightness, nor, except for very faint pictures, on contrast.
     """
     high, wide = (max(side // ENOUGH, 1) for side in pixels.shape[:2])
     read = to_pil(pixels[::high, ::wide])
@@ -316,7 +318,7 @@ def structure(pixels: np.ndarray) -> float:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Mean of (h, w) over each whole square. Narrow images have squares of their own width."""
+    """Mean of (h, w) over each complete square. Images narrower than a square use smaller squares."""
     high, wide = (min(SQUARE, side) for side in values.shape)
     rows, columns = values.shape[0] // high, values.shape[1] // wide
     return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

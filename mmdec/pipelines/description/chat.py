@@ -66,11 +66,11 @@ class Chat:
         names = ("rule", "num_speculative_tokens", "seed", "statistics")
         decoding = DecodingOptions(drafter, *(remaining.pop(name, None) for name in names))
         self._request = DescriptionRequest.of(vlm, decoding, remaining)
-        self._messages: list[Message] = []  # the model's answers among them
+        self._messages: list[Message] = []  # the model's answers included
         self._pictures: list[Any] = []  # of the whole dialogue, (H, W, 3) uint8
-        self._seen: Evidence = {}  # an answer may be about any of them: the last one's evidence
-        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end
-        self._cache: DynamicCache | None = None  # of all ids but perhaps the last; None: to be made anew
+        self._seen: Evidence = {}  # evidence of the last answer's pictures; the next answer may be about any picture
+        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end token
+        self._cache: DynamicCache | None = None  # of all ids, perhaps without the last; None: build it again
         self._lock = threading.Lock()
 
     @property
@@ -122,8 +122,8 @@ class Chat:
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
-        """Model inputs for the whole dialogue's ids. They hold this turn's images; without a cache, those of all
-        turns."""
+        """Model inputs for the whole dialogue's ids. They have this turn's images or, if there is no cache, those of
+        all turns."""
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
@@ -153,7 +153,7 @@ class Chat:
         return text.rpartition(mark)[2]
 
     def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
-        """Append an answer to the dialogue's ids (1, L), without its end token, which the template writes."""
+        """Append an answer to the dialogue's ids (1, L), without its end token, because the template writes it."""
         config: Any = self._request.vlm.model.generation_config
         given = self._request.options.get("eos_token_id")
         end: Any = config.eos_token_id if given is None else given

@@ -1,7 +1,7 @@
 """`mmdec.describe`: a vision-language model answers questions about images with speculative decoding.
 
-The text is that of `model.generate` on the inputs that the model's own processor and chat template make. This module
-turns images into inputs and tokens into descriptions.
+The text equals that of `model.generate` on the inputs of the model's own processor and chat template. This module turns
+images into inputs and tokens into descriptions.
 """
 
 from __future__ import annotations
@@ -113,8 +113,7 @@ def describe(
     processor: the processor of a loaded model; None otherwise.
     drafter: a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
         folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder or
-        hub id,
-        "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
+        hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
         `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found
         there, else one shipped for the model's weights, else "lookup".
     batch_size: questions answered together. Default 8.
@@ -128,7 +127,7 @@ def describe(
     options: arguments of `generate`: max_new_tokens (512 if the model names none), do_sample, temperature and so on.
     Returns: a `Description`, or for a list of images a list of them in the same order.
     Raises: InputError if an argument or an image is refused, or a prompt exceeds the model's positions; BatchError for
-        a list with such members; it holds the results of the others.
+        a list with such questions; it holds the results of the others.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
@@ -183,7 +182,8 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
 def _in_batches(
     request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
 ) -> dict[int, Description]:
-    """Answer questions, keyed by index, `batch_size` at a time. Those that the processor refuses add to `errors`."""
+    """Answer questions, keyed by index, `batch_size` at a time. Errors of questions that the processor refuses are
+    added to `errors`."""
     descriptions: dict[int, Description] = {}
     indices = list(questions)
     for start in range(0, len(indices), batch_size):
@@ -203,13 +203,14 @@ def _tensors(
     batch: Sequence[int],
     errors: dict[int, InputError],
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """Model inputs of a batch, and the indices of the questions that the processor accepts; others add to `errors`."""
+    """Model inputs of a batch, and the indices of the questions that the processor accepts. Errors of the others are
+    added to `errors`."""
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
         inputs = tensors(vlm, [question.text for question in chosen], chosen)
     except MemoryError:
         raise
-    except Exception as error:  # some question of the batch is at fault; find out which
+    except Exception as error:  # find the question of the batch that causes it
         refused = dict[int, InputError]()
         for index in batch:
             try:
@@ -259,7 +260,7 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
 
 
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
-    """The drafters with weights for this model, in "auto"'s order of preference -> a line that describes each."""
+    """The drafters with weights for this model, in "auto"'s order of preference: name -> a one-line description."""
     names = [name for name in auto_names() if _beside(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}

@@ -24,11 +24,11 @@ class Question:
 
     prompt: str
     pictures: tuple[np.ndarray, ...] = ()
-    text: str = ""  # the chat template's output, once rendered
+    text: str = ""  # the chat template's output; "" before it is rendered
 
     @property
     def argument(self) -> str:
-        """The argument that an error about the whole question names."""
+        """The argument's name in an error about the whole question."""
         return "image" if self.pictures else "prompt"
 
 
@@ -76,11 +76,12 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
     """The inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
     begins: whether the texts begin a dialogue; then the tokenizer's start token is added if the template writes none.
-        Raises whatever the processor raises for images that it cannot take.
+
+    Raises whatever the processor raises for images that it cannot take.
     """
     pictures = [to_pil(pixels) for question in questions for pixels in question.pictures]
     begin = vlm.tokenizer.bos_token
-    processor: Any = vlm.processor  # whose classes have options of their own
+    processor: Any = vlm.processor  # each processor class has its own options
     inputs = processor(
         images=pictures or None,
         text=list(texts),

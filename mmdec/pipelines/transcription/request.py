@@ -1,4 +1,5 @@
-"""A `transcribe` call as Whisper's `generate` takes it: its checked options as arguments, and the loop that it runs.
+"""Prepares a `transcribe` call for Whisper's `generate`: checks its options, turns them into arguments, and runs the
+loop.
 
 `UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
 temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; its
@@ -7,9 +8,9 @@ again at another temperature, without saying which: its `monitor_progress` revea
 encoder's features the latter. An index of the rows cannot travel with the call instead: of all that `generate` gets,
 transformers selects only the features and the decoder's prompts for rows that it decodes again.
 
-Limit: features cannot tell equal recordings of one batch apart. If sampling at a temperature above 0 made them differ
-and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be exchanged;
-their texts and the batch's total are right.
+Limit: features cannot distinguish equal recordings of one batch. If sampling at a temperature above 0 made their texts
+differ and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be
+exchanged; their texts and the batch's total are right.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def first_time(model: WhisperForConditionalGeneration) -> int:
 @final
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """The options that hold for every recording of a call."""
+    """The options that apply to every recording of a call."""
 
     whisper: LoadedWhisper
     speculation: Speculation
@@ -104,9 +105,10 @@ class TranscriptionRequest:
         task: str | None = "transcribe",
         prompt: str | None = None,
     ) -> TranscriptionRequest:
-        """Check a call's options, as of `transcribe`. Raises InputError if this model does not support one.
+        """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
 
-        speculation: the loop, whose drafter fits the model. options: of `generate`. recordings: number in the call.
+        speculation: the loop, with a drafter that fits the model. options: for `generate`. recordings: their number in
+            the call.
         """
         settings: Any = whisper.model.generation_config
         has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
@@ -315,8 +317,9 @@ class UsageMeter:
         on_window: Callable[[Tensor], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
-        """recordings: number in the batch. on_window: called with what `window` gets. on_round: with each round."""
-        self.model = encoding_once(model, self._encoder_pass, can_twin(model))  # for one call
+        """recordings: number in the batch. on_window: called with the progress that `window` gets. on_round: called
+        with each round."""
+        self.model = encoding_once(model, self._encoder_pass, can_twin(model))  # only for this call
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
         self._model, self._speculation = model, speculation
@@ -325,14 +328,14 @@ class UsageMeter:
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
         self._begins = True  # whether the current window was not decoded yet
-        self._earlier = [0] * recordings  # log-probabilities of earlier windows
+        self._earlier = [0] * recordings  # number of log-probabilities from earlier windows
         self._rounds: dict[int, float] = {}  # recording -> its share of the rounds of this call
-        self._encoder = 0.0  # seconds of the encoder that are not divided yet
+        self._encoder = 0.0  # seconds of the encoder that are not yet shared among recordings
         self._encoded: Tensor = torch.empty(0)  # (b, mels, T) the encoder's last input
         self._decoded: Tensor = torch.empty(0)  # the features of the last call's rows
 
     def start(self) -> None:
-        """Begin to count: time before `generate` is called does not."""
+        """Start the clock: time before `generate` is called does not count."""
         self._stopwatch.lap()
 
     def window(self, progress: Tensor) -> None:
@@ -346,7 +349,7 @@ class UsageMeter:
 
     def __call__(
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Any:  # what Speculation gives
+    ) -> Any:  # the result type of Speculation
         """Decode one window at one temperature. input_ids: (b, P) of the rows that take part."""
         begins = self._begins
         self._recordings = self._taking_part()
@@ -359,7 +362,7 @@ class UsageMeter:
         self._share()
         self._rounds = {}
         self._stopwatch.lap()
-        model = self._model  # the caller's: by it its target, its lock and its statistics are known
+        model = self._model  # the caller's model: its target, lock and statistics are found by it
         run = self._speculation.begin(target_of(model), model, input_ids, generation_config, **inputs)
         drafter = 0.0
         for round_ in run.rounds:
@@ -371,7 +374,7 @@ class UsageMeter:
         return output
 
     def _taking_part(self) -> Sequence[int]:
-        """Recordings of this call's rows: all of a new window, or those rows of the last call that are decoded
+        """Recordings of this call's rows: all in a new window, else the rows of the last call that are decoded
         again."""
         last, self._decoded = self._decoded, self._encoded
         if self._begins:
@@ -396,7 +399,7 @@ class UsageMeter:
         return round_.drafter if drafts else 0.0
 
     def _share(self, decoder: float = 0.0) -> None:
-        """Divide the seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
+        """Share the seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)

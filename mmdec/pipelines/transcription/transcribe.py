@@ -1,7 +1,7 @@
 """`mmdec.transcribe`: speech to text by Whisper with speculative decoding.
 
-transformers' own long-form code handles windows, timestamps, prompts, fallback and recordings over 30 s; the text is
-that of `model.generate` with the same arguments. This module turns recordings into features and tokens into
+transformers' own long-form code handles windows, timestamps, prompts, fallback and recordings over 30 s; the text
+equals that of `model.generate` with the same arguments. This module turns recordings into features and tokens into
 transcripts.
 """
 
@@ -47,7 +47,7 @@ from mmdec.types import InputError
 
 __all__ = ["AUTO", "HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
 
-LoadedTranscriber = LoadedWhisper  # the names for who loads any model
+LoadedTranscriber = LoadedWhisper  # public name in `mmdec.load`
 load_transcriber = load_whisper
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
@@ -171,9 +171,10 @@ def transcribe(
 def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
     """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes.
 
-    "auto" becomes what `auto_drafter` finds; "medusa" the heads in the model's folder, and "ctc" the CTC head that lies
-    there; a folder or hub id of heads those heads, loaded once in the model's device and precision. Anything else stays
-    as it is. Raises: InputError if there are no heads for this model.
+    "auto" becomes the drafter that `auto_drafter` finds. "medusa" becomes the heads in the model's folder, "ctc" the
+    CTC head there, and a folder or hub id of heads those heads, loaded once in the model's device and precision.
+    Anything else is returned unchanged.
+    Raises: InputError if there are no heads for this model.
     """
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
@@ -183,7 +184,7 @@ def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
         return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter
     if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
-        return drafter  # another system's folder: `speculate` reads it
+        return drafter  # a folder of another system: `speculate` reads it
     if isinstance(drafter, (str, bytes, os.PathLike)):
         return whisper.heads(None if drafter == HEADS else drafter)
     return drafter
@@ -192,7 +193,7 @@ def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
 def _in_batches(
     request: TranscriptionRequest, samples: Mapping[int, Tensor], batch_size: int, progress: Progress | None
 ) -> dict[int, Transcript]:
-    """Transcribe recordings (T,), keyed by index, `batch_size` at a time."""
+    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. Returns the transcripts by index."""
     levels = {index: silent(recording) for index, recording in samples.items()}
     transcripts = {index: _nothing(request, index, samples[index], level) for index, level in levels.items() if level}
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
@@ -208,8 +209,8 @@ def _in_batches(
 
 
 def _nothing(request: TranscriptionRequest, index: int, samples: Tensor, level: str) -> Transcript:
-    """The transcript of a silent recording, which the model does not hear: it would make up words. level: how
-    silent."""
+    """An empty transcript for a silent recording, which the model is not given: it would invent words. level: how
+    silent, in words."""
     languages = request.languages
     return Transcript(
         text="",
@@ -234,7 +235,7 @@ def transcribe_batch(
 ) -> list[Transcript]:
     """Transcribe one batch of 16 kHz recordings (T,), either all within one window or all longer.
 
-    indices: of the recordings in the whole call, which select their languages.
+    indices: positions of the recordings in the whole call, which select their languages.
     on_window: called before each window with the progress (B, 2) in frames.
     """
     model = request.whisper.model
@@ -307,7 +308,7 @@ def _segments(
 ) -> list[Segment]:
     """transformers' segments with their text and, if requested, words whose times are consistent with them.
 
-    seconds: the recording's length, at which all of them end: the model hears silence behind it.
+    seconds: the recording's length, the latest end of a segment: the model also reads the silence after the sound.
     """
     tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
@@ -362,7 +363,11 @@ def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | No
 
 
 def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
-    """Turn `progress` into `on_window`. done: seconds of earlier batches. total: seconds of all batches."""
+    """Make the callback `on_window`, which turns a window's progress in frames into a call of `progress`, in seconds of
+    sound.
+
+    done: seconds of sound in earlier batches. total: seconds of sound in all batches.
+    """
     seconds = whisper.extractor.hop_length / SAMPLE_RATE
     return lambda frames: progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
 

@@ -115,18 +115,18 @@ class Cue:
     text: str
 
 
-CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as broadcasters have it
-CUE_LEAST = 21  # letters of a cue that a sentence's or a clause's end may close
+CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as in broadcasting
+CUE_LEAST = 21  # shortest cue, in letters, that may end with a sentence or clause
 SENTENCE, CLAUSE = tuple(".?!…。？！"), tuple(",;:–—、，；：")
-CLOSING = "\"'”’»)]"  # may follow such a mark
+CLOSING = "\"'”’»)]"  # may follow a sentence or clause mark
 PAUSE = 0.5  # seconds of silence that end a cue
 WORD_SECONDS, LETTER_SECONDS = 0.4, 0.08  # a word that is spoken slowly lasts so long, and so much for each letter
 
 
 def cues(segments: Iterable[Segment]) -> list[Cue]:
-    """Turn segments into subtitles: those with words are cut to readable length, empty ones are dropped.
+    """Turn segments into subtitles: segments with words are cut to readable length, empty ones are dropped.
 
-    A cue ends at a pause and with a sentence; one that grows too long, at its last clause.
+    A cue ends at a pause and with a sentence; a cue that would be too long ends with its last clause.
     """
     cues = []
     for segment in segments:
@@ -150,7 +150,7 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
 
 
 def _clause(group: Sequence[Word]) -> int:
-    """Where to cut a cue that is too long: behind its last clause, else at its end."""
+    """Index at which a too long cue is cut: after its last clause, else at its end."""
     able = (
         count
         for count in range(len(group), 0, -1)
@@ -168,12 +168,12 @@ def _ends(word: Word, marks: tuple[str, ...]) -> bool:
 
 
 def _spoken_until(word: Word) -> float:
-    """When the word is over at the latest: its end is where the next one begins, also after a pause."""
+    """The latest time at which the word can end. Its own `end` is the start of the next word, even after a pause."""
     return min(word.end, word.start + WORD_SECONDS + LETTER_SECONDS * len(word.text.strip()))
 
 
 def _pause(word: Word) -> float:
-    """Seconds of silence behind a word."""
+    """Seconds of silence after a word."""
     return word.end - _spoken_until(word)
 
 
@@ -187,7 +187,7 @@ def srt(segments: Iterable[Segment]) -> str:
 
 
 def vtt(segments: Iterable[Segment]) -> str:
-    """WebVTT, whose text may not hold markup: &, < and > are escaped."""
+    """WebVTT. Its text must not contain markup: &, < and > are escaped."""
     blocks = ["WEBVTT\n"]
     for cue in cues(segments):
         text = cue.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -196,7 +196,7 @@ def vtt(segments: Iterable[Segment]) -> str:
 
 
 def clock(seconds: float, mark: str = ".") -> str:
-    """Hours, minutes, seconds and milliseconds: 00:01:02.340."""
+    """Format seconds as hours, minutes, seconds and milliseconds: 00:01:02.340."""
     whole, thousandths = divmod(round(max(seconds, 0.0) * 1000), 1000)
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{mark}{thousandths:03d}"
 
@@ -227,10 +227,10 @@ def words(
     decode: Callable[[list[int]], str],
     spaced: bool = True,
 ) -> list[Word]:
-    """Words with their times. No word ends before it begins.
+    """Build words with their times. No word ends before it begins.
 
-    tokens: of the text alone. starts, ends: seconds of each token. decode: tokens -> text. spaced: whether the script
-        uses spaces.
+    tokens: those of the text only. starts, ends: seconds of each token. decode: tokens -> text. spaced: whether the
+        script uses spaces.
     """
     joined: list[_Piece] = []
     opening = False
@@ -248,14 +248,15 @@ def words(
 
 
 def agree(segments: Sequence[Segment]) -> list[Segment]:
-    """Segments that begin with their first word, and whose last word ends with them; nothing overlaps.
+    """Make segments and their words consistent: a segment begins with its first word, its last word ends with it, and
+    nothing overlaps.
 
-    The two come from different sources: a segment's times are tokens that the model writes, a word's are where its
-    cross-attention looks. At a beginning the segment gives way, at an end the word. Measured with the shipped Whisper
-    on 200 sentences joined by pauses, in recordings of several windows, mean distance from the truth: beginnings 0.10 s
-    by the word and 0.24 s by the segment; ends 0.57 s by the word, which lasts through the pause after it, and 0.29 s
-    by the segment. An end that the model puts before its last word begins is the word's. A segment without words keeps
-    its times as far as its neighbours leave room.
+    Segment times are tokens that the model writes; word times come from its cross-attention. The start is taken from
+    the word, the end from the segment. Measured with the shipped Whisper on 200 sentences joined by pauses, in
+    recordings of several windows, mean distance from the truth: starts 0.10 s by the word and 0.24 s by the segment;
+    ends 0.57 s by the word (it lasts through the pause after it) and 0.29 s by the segment. If the segment's end is
+    before the start of its last word, the word's end is used. A segment without words keeps its times unless its
+    neighbours overlap them.
     """
     begins, floors, at = list[list[float]](), list[float](), 0.0
     for segment in segments:

@@ -1,1 +1,1 @@
-"""French speech in, English speech out: `mmdec.translate_speech`."""
+"""Translation of French speech into English speech: `mmdec.translate_speech`."""

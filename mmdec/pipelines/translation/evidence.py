@@ -1,4 +1,4 @@
-"""What a translation's confidence follows from: what was heard, the graph's path, and the other decoder's opinion.
+"""Evidence for a translation's confidence: from the CTC head, the graph's path, and the other decoder's probabilities.
 
 `mmdec.evaluation.calibration` fits its curve to exactly this evidence (`SpokenTranslation.evidence`).
 """
@@ -22,7 +22,8 @@ Rows = list[dict[str, float]]
 def second_opinion(
     decoder: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: Sequence[Sequence[int]], source: Source
 ) -> Rows:
-    """From one pass of the autoregressive decoder: its probabilities of each row's units, and where it would differ.
+    """Evidence from one pass of the autoregressive decoder: its probabilities of each row's units, and the share of
+    units for which it prefers another.
 
     decoder: units (B, M) so far, states and their lengths -> logits (B, M, V). tokens: each row's units.
     """
@@ -41,15 +42,15 @@ def second_opinion(
 
 
 def of_path(scores: Tensor, lengths: Tensor) -> Rows:
-    """The graph's own log-probability of each row's path (B,), for each of its vertices (B,)."""
+    """Evidence from the graph. scores: (B,) log-probability of each row's path. lengths: (B,) its vertices."""
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
 
 def of_heard(source: Source) -> Rows:
-    """What a CTC head wrote: how sure it was of its pieces among all pieces, of all its frames, blanks included, and
-    how many pieces there are for each frame, which foreign speech and noise have too few or too many of. Nothing for a
-    source without a head."""
+    """Evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks included; and
+    the number of pieces per frame, which is too low or too high for foreign speech and noise. Empty for a source
+    without a CTC head."""
     heard = source.heard
     if heard is None:
         return [{} for _ in source.limits]

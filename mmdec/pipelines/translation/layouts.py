@@ -1,7 +1,8 @@
-"""The two layouts of a translator: what comes before and behind the decoders, which are the same in both.
+"""The two layouts of a translator: the parts before and after the decoders. The decoders are the same in both.
 
-`phones` is the paper's DASpeech: filterbanks in; the graph's states speak, and phones become words by lexicon and
-n-gram. `pieces` hears people and writes pieces of English: the text comes from them, and a voice of its own reads it.
+`phones` is the paper's DASpeech: it reads filterbanks; the graph's states drive the acoustic model, and phones become
+words by lexicon and n-gram. `pieces` is for natural voices: it writes English pieces, from which the text follows, and
+a separate voice reads the text aloud.
 """
 
 from __future__ import annotations
@@ -20,31 +21,34 @@ from mmdec.targets.units import EOS
 
 
 class Layout(Protocol):
-    """What a translator does in its own way. Rows of units hold no special ones."""
+    """The parts of a translator that depend on its layout. Rows of units have no special units."""
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """16 kHz sounds [(T,), ...] -> what `source` takes, on the model's device."""
+        """Convert 16 kHz sounds [(T,), ...] into the inputs of `source`, on the model's device."""
         ...
 
     def source(self, features: tuple[Tensor, ...]) -> Source:
-        """What the decoders read."""
+        """Encode features into the decoders' input."""
         ...
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """English text of units."""
+        """The English text of each row of units."""
         ...
 
     def mels(
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """Log mels [(F, 80), ...]; a row without units has none. hidden: the graph's states (K + 1, D) of each row's
-        units and </s>; None: the autoregressive decoder chose them."""
+        """Log mels [(F, 80), ...]; empty for a row without units.
+
+        hidden: the graph's states (K + 1, D) for each row's units and </s>; None: the autoregressive decoder chose the
+            units.
+        """
         ...
 
 
 @final
 class PhoneLayout:
-    """DASpeech: the acoustic model reads the states of the graph's path, or embedded phones."""
+    """DASpeech: the acoustic model reads the states of the graph's path, or phone embeddings."""
 
     def __init__(self, parts: DASpeechParts) -> None:
         self.model, self.words, self.units = parts.model, parts.words, parts.units
@@ -66,7 +70,7 @@ class PhoneLayout:
         spoken = [at for at, row in enumerate(rows) if row]
         if not spoken:
             return mels
-        # </s> stays with zero frames, as in training.
+        # </s> is kept, with zero frames, as in training
         if hidden is None:
             inputs = [self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in spoken]
         else:
@@ -79,7 +83,7 @@ class PhoneLayout:
 
 @final
 class PieceLayout:
-    """English pieces: a voice speaks the text, whichever decoder wrote it."""
+    """English pieces: a voice reads the text, for all decoders."""
 
     def __init__(self, parts: HeardParts) -> None:
         self.model, self.voice, self.english, self.speller = parts.model, parts.voice, parts.english, parts.speller
@@ -99,7 +103,7 @@ class PieceLayout:
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
         device = _device(self.model)
-        known = self.phones  # the speller's own endings (cats, played) may have phones that a small voice lacks
+        known = self.phones  # the speller's endings (cats, played) may have phones that a small voice lacks
         spoken = [[known[phone] for phone in self.speller.phones(text) if phone in known] for text in texts]
         if not any(spoken):
             return [torch.zeros(0, audio.MELS, device=device) for _ in rows]

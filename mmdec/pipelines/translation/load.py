@@ -25,14 +25,17 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """Load a translator; once for each model, device, dtype and vocoder. Rewritten files are loaded anew.
+    """Load a translator, once for each model, device, dtype and vocoder. If the folder's files have changed, it is
+    loaded again.
 
-    model: a shipped name, a directory or a hub id. `device` None takes a GPU where there is one. `vocoder` None is the
-    model's own, "griffin-lim" needs no weights; anything else names published HiFi-GAN weights: a directory or a hub
-    id. `dtype` None is float32; bfloat16 and float16 are those of the products: features, weights, the graph's
-    probabilities and the vocoder stay in float32. A folder whose files were written again is loaded anew.
-    Raises InputError where model or vocoder is not found (the message says how to get it), is damaged, lies outside its
-    folder or holds no safetensors, and for a device that this machine has not.
+    model: a shipped name, a directory or a hub id.
+    device: None: a GPU if there is one.
+    vocoder: None: the model's own; "griffin-lim": no weights needed; else published HiFi-GAN weights, a directory or
+        hub id.
+    dtype: None: float32. bfloat16 and float16 apply to matrix products only; features, weights, the graph's
+        probabilities and the vocoder stay in float32.
+    Raises: InputError if model or vocoder is not found (the message says how to get it), is damaged, lies outside its
+        folder or has no safetensors, and for a device that this machine does not have.
     """
     directory = resolve(model)
     checked, products = check_device(device), _products(dtype)
@@ -53,7 +56,7 @@ def as_translator(
     """Resolve `translate_speech`'s argument `model` to a translator.
 
     model: as for `load`, or a loaded translator; then `vocoder` must be None, and `device` and `dtype` None or its own.
-    Raises: InputError if they are not, and as `load`.
+    Raises: InputError if they are not, and as for `load`.
     """
     if not isinstance(model, SpeechTranslator):
         return load(model, device, vocoder=vocoder, dtype=dtype)

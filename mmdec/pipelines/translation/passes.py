@@ -1,4 +1,4 @@
-"""What `translate_speech` passes to `on_pass`: each pass of the linguistic decoder, and the graph."""
+"""The values that `translate_speech` passes to `on_pass`: each pass of the linguistic decoder, and the graph."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Graph:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a network that makes units final, or of the graph that drafts them."""
+    """One pass of a network after which units are final; or the graph's pass, which drafts them."""
 
     piece: int  # index of the piece: a long recording is cut at its pauses
     units: list[str]  # units that this pass made final, in order
-    tokens: int  # number of these units with special ones, which are no phones
+    tokens: int  # number of these units, special units (which are no phones) included
     seconds: float  # since the piece's linguistic decoding began, without the time in `on_pass`
     graph: Graph | None = None  # only for the graph's pass
 
@@ -76,7 +76,7 @@ class PassListener:
     ) -> None:
         """Report one row's graph. If a path is given, its units are final.
 
-        emissions: (L, V). links: (L, L). tokens, vertices: (K,) of the path, -1 is padding.
+        emissions: (L, V). links: (L, L). tokens, vertices: (K,) of the path, padded with -1.
         """
         if self._on_pass is None:
             return

@@ -1,4 +1,5 @@
-"""`mmdec.translate_speech`: French recordings in (files, arrays, any length), English speech and text out."""
+"""`mmdec.translate_speech`: translates French recordings (files or arrays of any length) into English speech and
+text."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Translation:
     text: str
     audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1]
     sample_rate: int  # Hz
-    units: list[str] = field(repr=False)  # phones or pieces of words, of all parts of a long recording in order
+    units: list[str] = field(repr=False)  # phones or word pieces, of all parts of a long recording in order
     # stage -> seconds; a recording of a padded batch (GPU) gets an equal share
     timings: dict[str, float] = field(repr=False)
     seconds_source: float = 0.0  # length of the French recording in seconds
@@ -105,22 +106,27 @@ def translate_speech(
 ) -> Translation | list[Translation]:
     """Translate French speech into English speech and text.
 
-    `audio` is a path, a file object, or samples with their `sample_rate` in Hz: (T,), (T, channels) or (channels, T),
-    floats or integers up to 32 bit. A list gives a list back, in order; on a CPU it equals one by one exactly. `model`
-    is a shipped name, a directory, a hub id, or what `load` gave. `strategy` is lookahead, greedy, viterbi,
-    joint-viterbi, autoregressive or verified; None means the model's own, which its config names. `verify` means
-    strategy "verified": exactly the autoregressive decoder's units, in a few passes over drafts from the graph.
-    `threads` sets torch's CPU threads for this call; None keeps what OMP_NUM_THREADS or `torch.set_num_threads` says,
-    else chooses by the model's size and the processors that are free. `dtype` is float32, or that of the networks'
-    products but the vocoder's. `vocoder` None is the model's own, "griffin-lim" needs no weights; else it names
-    published HiFi-GAN weights: a directory or a hub id. `min_confidence`, 0 to 1, refuses translations that are less
-    likely to be right (`out.confidence`). `pauses` says where a long recording is cut: at quiet places ("energy"), or
-    where WebRTC's detector hears no voice ("webrtc", extra `mmdec[vad]`). `on_pass`, for one recording, is called after
-    each pass of the linguistic decoder with the units that are final by then, the pass's time and the graph; an
-    exception from it ends the call.
-
-    Raises InputError for a recording that cannot be translated, also if the model finds no unit in it. For a list it
-    raises BatchError, which holds the other results.
+    audio: a path, a file object, or samples: (T,), (T, channels) or (channels, T), floats or integers up to 32 bit. A
+        list holds several recordings; on a CPU its results equal single calls exactly.
+    sample_rate: Hz of samples; None for files.
+    model: a shipped name, a directory, a hub id, or a translator from `load`.
+    strategy: lookahead, greedy, viterbi, joint-viterbi, autoregressive or verified. Default None: the model's own.
+    verify: True means strategy "verified": exactly the autoregressive decoder's units, in a few passes over drafts from
+        the graph.
+    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+    dtype: float32, or the dtype of the matrix products (except the vocoder's). Default None: float32.
+    threads: torch's CPU threads for this call. Default None: as OMP_NUM_THREADS or `torch.set_num_threads` say, else
+        chosen by the model's size and the free processors.
+    vocoder: "griffin-lim" (no weights needed), or published HiFi-GAN weights: a directory or a hub id. Default None:
+        the model's own.
+    min_confidence: in [0, 1]: refuse translations whose `confidence` is lower. Default None: refuse none.
+    pauses: where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector finds no voice
+        ("webrtc", extra `mmdec[vad]`).
+    on_pass: called after each pass of the linguistic decoder with a `Pass`: the units that it made final, its time, and
+        the graph; for one recording only. An exception from it ends the call.
+    Returns: a `Translation`, or for a list a list of them in the same order.
+    Raises: InputError for a recording that cannot be translated, also if the model finds no unit in it; BatchError for
+        a list with such recordings; it holds the results of the others.
     """
     check_threads(threads)
     least = check_min_confidence(min_confidence)

@@ -1,8 +1,8 @@
-"""French speech to English speech: runs the networks of one model in order, and times them.
+"""Runs the networks of a French-to-English speech translator in order, and times them.
 
-Features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), words, acoustic model,
-vocoder. What the two layouts of models do differently is in `layouts.py`; for files and long recordings see `load.py`
-and `translate.py`.
+The order is: features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), words,
+acoustic model, vocoder. The differences between the two layouts of models are in `layouts.py`; for files and long
+recordings see `load.py` and `translate.py`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from mmdec.types import InputError
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # rows of a padded batch on a GPU
-DRAFT_NODES = 192  # draft nodes of a graph: an utterance's units, and alternatives
+DRAFT_NODES = 192  # draft nodes of a graph: for an utterance's units and alternatives
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
 
-# units; the graph's states of each row's path, </s> included, [(K + 1, D), ...]; passes; evidence
+# units; the graph's states [(K + 1, D), ...] for each row's path, </s> included; passes; evidence
 _Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], list[dict[str, float]]]
 
 
@@ -73,8 +73,8 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """calibrations: of the confidence, by kind of decoding; None: use token probabilities.
-        dtype: of matrix products, except the vocoder's, whose sound bfloat16 would make noisy.
+        """calibrations: those of the confidence, by kind of decoding; None: use token probabilities.
+        dtype: that of matrix products, except the vocoder's, which bfloat16 would make noisy.
         """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
@@ -125,7 +125,8 @@ class SpeechTranslator:
             ]
 
     def checked(self, strategy: str | None) -> str:
-        """The strategy, or the model's own for None. Raises InputError for one that this model has not."""
+        """Check the strategy, and return it, or the model's own for None. Raises InputError for one that this model
+        does not have."""
         if strategy is None:
             return self.decoding.strategy
         check_strategy(strategy)
@@ -170,7 +171,7 @@ class SpeechTranslator:
     def _translated(
         self, source: Source, strategy: str, listener: PassListener, clock: Stopwatch
     ) -> list[SpokenTranslation]:
-        """Each row's text, units and sound, without timings. Nothing of `source` is empty."""
+        """Translate each row: text, units and sound, without timings. No row of `source` may be empty."""
         with clock.stage("linguistic"):
             kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
             run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
@@ -203,7 +204,8 @@ class SpeechTranslator:
 
     @torch.inference_mode()
     def verified(self, source: Source, listener: PassListener | None = None) -> tuple[list[list[int]], list[int]]:
-        """Each row's units, equal to `ArDecoder.generate`'s, and the decoder's passes. listener: for a batch of one."""
+        """Each row's units, equal to those of `ArDecoder.generate`, and the decoder's passes. listener: for a batch of
+        one."""
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         if listener is not None:
             listener.graph(lattice.emissions[0], lattice.links[0])
@@ -242,7 +244,7 @@ class SpeechTranslator:
         return tokens, hidden, [1] * len(tokens), of_path(path.scores, path.lengths)
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
-        """Log mels [(F, 80), ...] -> samples [(F * 256,), ...] on the CPU, within [-1, 1]."""
+        """Turn log mels [(F, 80), ...] into samples [(F * 256,), ...] on the CPU, within [-1, 1]."""
         spoken = [row for row, mel in enumerate(mels) if len(mel)]
         voices = [torch.zeros(0) for _ in mels]
         if spoken:
@@ -255,7 +257,7 @@ class SpeechTranslator:
 
 
 def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
-    """Rows cut to their limits, without special units."""
+    """Cut rows to their limits, and remove special units."""
     return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What of a corpus is taken: names that stay inside it, and how many bad rows a run bears."""
+"""Rules for a corpus: its file names must stay inside it, and only a small share of its rows may be bad."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mmdec.checks.files import printable
 from mmdec.training.corpora.text_files import shown
 from mmdec.types import InputError
 
-MAX_BAD_SHARE = 0.1  # of a split's rows; with more of them bad, something is wrong with the corpus
+MAX_BAD_SHARE = 0.1  # of a split's rows; if more are bad, something is wrong with the corpus
 
 
 @dataclass
 class BadRows:
-    """Rows left out: their names by reason."""
+    """The names of rows that were left out, grouped by reason."""
 
     names: dict[str, list[str]] = field(default_factory=dict)
 
@@ -32,7 +32,7 @@ class BadRows:
         return sum(len(names) for names in self.names.values())
 
     def report(self, shown: int = 5, between: str = "\n") -> str:
-        """A line a reason: how many rows, and the first names. between: what parts the reasons."""
+        """One line for each reason: the number of rows and the first names. between: separator of the lines."""
         return between.join(
             f"{reason}: {len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
             for reason, names in sorted(self.names.items())
@@ -41,8 +41,12 @@ class BadRows:
 
 @dataclass(frozen=True)
 class Admission:
-    """allow_absolute_paths: names in a corpus's lists may be absolute, and links may lead out of it. max_bad_share: a
-    run ends where a larger share of a split's rows is bad; fewer are left out, named and counted."""
+    """Rules for a corpus.
+
+    allow_absolute_paths: allow absolute names in the corpus's lists, and links that lead out of it.
+    max_bad_share: stop the run if a larger share of a split's rows is bad. Fewer bad rows are left out; their names and
+        number are logged.
+    """
 
     allow_absolute_paths: bool = False
     max_bad_share: float = MAX_BAD_SHARE
@@ -52,11 +56,12 @@ class Admission:
             raise InputError(f"`max_bad_share` must be from 0 to 1, but is {self.max_bad_share}. 0.1 is usual.")
 
     def names(self, folder: Path) -> Names:
-        """What reads names that are relative to a folder."""
+        """The `Names` for names that are relative to a folder."""
         return Names(folder, self.allow_absolute_paths)
 
     def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
-        """Raise InputError where more of `total` rows are bad than is borne. of: what they are, "rows of 'a.tsv'"."""
+        """Raise InputError if too many of `total` rows are bad. of: the rows' name in the message, such as "rows of
+        'a.tsv'"."""
         if bad.count > self.max_bad_share * total:
             raise InputError(
                 f"`corpus` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
@@ -65,19 +70,21 @@ class Admission:
 
 
 STRICT = Admission()
-ANYWHERE = Admission(allow_absolute_paths=True)  # where nothing but texts is read
+ANYWHERE = Admission(allow_absolute_paths=True)  # for calls that read only texts
 
 
 class Names:
-    """Names in a corpus's list as paths inside one folder. A folder that is itself a link is the corpus's own."""
+    """Turns names in a corpus's list into paths inside one folder. If the folder itself is a link, its target counts as
+    the folder."""
 
     def __init__(self, folder: Path, allow_absolute_paths: bool = False) -> None:
         self.folder, self.allow = folder, allow_absolute_paths
         self.root = os.path.realpath(folder)
-        self.inside: dict[Path, bool] = {}  # whether a folder's real place is inside
+        self.inside: dict[Path, bool] = {}  # folder -> whether its resolved path is inside
 
     def __call__(self, name: str, place: str) -> Path:
-        """place: where the name stands. Raises InputError for one that leads out, or that no file can have."""
+        """The path of a name. place: where the list has it. Raises InputError for a path outside, or an impossible file
+        name."""
         if not name or "\0" in name or os.path.normpath(name) == "." or not _encodable(name):
             raise self._refuse(place, f"has {_cut(name)}", "Write a file's name there.")
         path = self.folder / name
@@ -122,7 +129,7 @@ def _encodable(name: str) -> bool:
 
 
 def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None:
-    """Raise InputError where the two splits, to train on and for development, share something. what: of which kind."""
+    """Raise InputError if training and development splits share an item. what: the items' name in the message."""
     train, dev = map(set, splits)
     both = sorted(train & dev)
     if both:

@@ -1,4 +1,4 @@
-"""CVSS with Common Voice: pairs of French and English speech, read from the corpora's own folders. No sound is read.
+"""CVSS with Common Voice: pairs of French and English speech, read from the corpora's own folders. It reads no audio.
 
 <common_voice>/clips/<name>                 source speech
 <common_voice>/{split}.tsv                  columns client_id, path, sentence, ... (or validated.tsv for all splits)
@@ -121,16 +121,16 @@ def read_pairs(
 
 
 def no_rows(split: str, bad: BadRows) -> InputError:
-    """What is said of a split that has nothing but bad rows."""
+    """Build the InputError for a split in which every row is bad."""
     found = bad.report(between="; ") or "its table is empty"
     return InputError(f"`split` must hold usable rows, but '{split}' has none ({found}). Check the paths.")
 
 
 def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> list[tuple[str, str]]:
-    """(name, translation) of each row of a split; an empty translation if the row has none."""
+    """The (name, translation) of each row of a split; an empty translation if the row has none."""
     table = _check_exists(cvss / f"{split}.tsv")
     names = admission.names(cvss / split)
-    rows: dict[tuple[str, str], None] = {}  # a line that is repeated counts once
+    rows: dict[tuple[str, str], None] = {}  # repeated lines count once
     first: dict[str, tuple[str, int]] = {}
     for number, (name, *rest) in read_table(table):
         names(f"{name}.wav", f"line {number} of {shown(table)}")
@@ -142,7 +142,7 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
 
 
 def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, str]:
-    """Each recording's alignment as the table has it, by name. required: raise InputError for a missing table."""
+    """The text of each recording's alignment, by name. required: raise InputError for a missing table."""
     table = cvss / f"{split}.alignment.tsv"
     if required:
         _check_exists(table)
@@ -150,7 +150,7 @@ def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, 
 
 
 def _keyed(table: Path) -> dict[str, list[str]]:
-    """The columns after the first by the first, which is unique; nothing if there is no table."""
+    """The other columns of each row, by its first column, which must be unique; empty if there is no table."""
     rows: dict[str, list[str]] = {}
     first: dict[str, tuple[list[str], int]] = {}
     for number, (name, *rest) in read_table(table):
@@ -160,7 +160,7 @@ def _keyed(table: Path) -> dict[str, list[str]]:
 
 
 def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Path, number: int) -> None:
-    """Refuse a name that comes again with something else."""
+    """Raise InputError if a name is repeated with a different value."""
     known, line = first.setdefault(name, (value, number))
     if known != value:
         raise InputError(
@@ -170,14 +170,14 @@ def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Pat
 
 
 def normalise(text: str) -> str:
-    """Lower case, no punctuation but apostrophes and hyphens, single spaces: equal source sentences become one key."""
+    """Normalise a source sentence: lower case, no punctuation but apostrophes and hyphens, single spaces."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     return " ".join("".join(c if c.isalnum() or c in "'-" else " " for c in text).split())
 
 
 def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
-    """One translation for each source sentence: that of its first recording, as distillation at the sequence level
-    would give it."""
+    """Give each source sentence a single translation, that of its first recording, as sequence-level distillation
+    would."""
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):
@@ -215,7 +215,7 @@ def _parse_or_empty(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]]:
-    """Source sentence and speaker of each clip."""
+    """The source sentence and speaker of each clip."""
     table = common_voice / f"{split}.tsv"
     table = _check_exists(table if table.is_file() else common_voice / "validated.tsv")
     lines = read_table(table)
@@ -238,6 +238,6 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
 
 
 def corpus_lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
-    """Pronunciations of the corpus's English words, in lower case; None where `root` has no lexicon.tsv."""
+    """Pronunciations of the corpus's English words, in lower case; None if `root` has no lexicon.tsv."""
     path = root / "lexicon.tsv"
     return lower_case(read_lexicon(path)) if path.is_file() else None

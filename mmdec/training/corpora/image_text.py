@@ -1,9 +1,9 @@
-"""Conversations about pictures in the layout of llava_v1_5_mix665k, a JSON list beside a folder of images; and
-questions about pictures with what counts as right, from a person's own list and from published benchmarks.
+"""Reads conversations about pictures in the layout of llava_v1_5_mix665k (a JSON list beside a folder of images), and
+questions about pictures with their right answers, from a user's own list or from published benchmarks.
 
 | file of questions | layout |
 |---|---|
-| .jsonl | a person's own, and LLaVA-Bench-in-the-Wild's: `image`, `text` or `question`; perhaps `answer`, `category` |
+| .jsonl | a user's own, and LLaVA-Bench-in-the-Wild's: `image`, `text` or `question`; perhaps `answer`, `category` |
 | .json with `data` | TextVQA 0.5.1: pictures are {image_id}.jpg |
 | .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie beside the file |
 | .json, a list | llava_v1_5_mix665k's, and the drawn scenes' |
@@ -24,29 +24,32 @@ from mmdec.training.corpora.admission import STRICT, Admission, Names
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table, shown
 from mmdec.types import InputError
 
-MAX_LIST_BYTES = 8_000_000_000  # of the list; that of llava_v1_5_mix665k has one
-MAX_TURNS = 1000  # of a conversation
+MAX_LIST_BYTES = 8_000_000_000  # llava_v1_5_mix665k's list has one gigabyte
+MAX_TURNS = 1000  # the most turns of one conversation
 IMAGE = "<image>"
 SPEAKERS = {"human": 0, "user": 0, "gpt": 1, "assistant": 1}
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row. turns: (question, answer) pairs, questions without the image's mark. notes: the row's other fields."""
+    """One row. turns: (question, answer) pairs; the questions are without the image token. notes: the row's other
+    fields."""
 
     id: str
     images: tuple[Path, ...]
     turns: tuple[tuple[str, str], ...]
     notes: Mapping[str, Any]
-    place: str = field(default="", compare=False)  # where it is listed
+    place: str = field(default="", compare=False)  # file and row where it is listed
 
 
 def read_conversations(
     listed: str | Path, images: str | Path | None = None, admission: Admission = STRICT
 ) -> list[Conversation]:
-    """The rows of a list. images: the folder that their paths are relative to; by default "images" beside the list.
+    """The rows of a list.
 
-    Pictures are not opened. Raises InputError for a list that is missing, too large or no such list, naming the row.
+    images: folder that the rows' image paths are relative to; by default "images" beside the list. Pictures are not
+        opened.
+    Raises InputError for a list that is missing, too large or in another format, naming the row.
     """
     listed = Path(listed)
     folder = Path(images) if images is not None else listed.parent / "images"
@@ -67,7 +70,7 @@ def _conversation(row: object, number: int, place: str, names: Names) -> Convers
     if not isinstance(name, str | int):
         raise refuse("a string or a number as `id`", name)
     named = row.get("image")
-    named = [] if named is None else [named] if isinstance(named, str) else named  # null, as tables write what lacks
+    named = [] if named is None else [named] if isinstance(named, str) else named  # null: missing in a table
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
         raise refuse("a path or a list of paths as `image`", named)
     images = tuple(names(path, place) for path in named)
@@ -100,25 +103,26 @@ SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt
 
 @dataclass(frozen=True)
 class ImageQuestion:
-    """One question. Its mark IMAGE stands where a picture belongs; without one, pictures come first."""
+    """One question. Its IMAGE marks show where the pictures belong; without marks, pictures come first."""
 
     id: str
     question: str
     images: tuple[Path | bytes, ...]
-    task: str  # by which results are grouped
-    scoring: str = ""  # "exact", "claims"; "" where nothing says what is right
-    answers: tuple[str, ...] = ()  # that count as right, or what ten people said
-    claims: tuple[tuple[str, ...], ...] = ()  # of a description
-    reference: str = ""  # a whole answer that is right
+    task: str  # results are grouped by it
+    scoring: str = ""  # "exact", "claims", or "" if no right answer is known
+    answers: tuple[str, ...] = ()  # answers that count as right, or ten people's answers
+    claims: tuple[tuple[str, ...], ...] = ()  # statements of a right description
+    reference: str = ""  # a right answer as a whole sentence
 
 
 def read_questions(
     listed: str | Path, images: str | Path | None = None, limit: int | None = None, admission: Admission = STRICT
 ) -> list[ImageQuestion]:
-    """The questions of a file. images: the folder of the pictures; by default where the layout has it.
+    """The questions of a file.
 
-    limit: of each task, evenly spaced. Pictures in files are not opened. Raises InputError for a file that is missing,
-    too large or in none of the layouts, naming the row.
+    images: folder of the pictures; by default the layout's usual folder. limit: take so many questions of each task,
+        evenly spaced. Picture files are not opened.
+    Raises InputError for a file that is missing, too large or in none of the layouts, naming the row.
     """
     path = Path(listed)
     folder = None if images is None else Path(images)
@@ -142,7 +146,8 @@ def read_questions(
 
 
 def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
-    """One question about a picture, or about each picture of a folder, by name; nothing says what is right.
+    """The same question about one picture, or about each picture of a folder, in the order of names. There are no right
+    answers.
 
     Raises InputError for a path that is neither, and for a folder without pictures.
     """
@@ -162,7 +167,7 @@ def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
 
 
 def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[ImageQuestion]:
-    """`limit` of each task, evenly spaced over their order; tasks by name."""
+    """Take `limit` questions of each task, evenly spaced in their order; tasks are sorted by name."""
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -170,8 +175,8 @@ def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[Image
 
 
 def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
-    """Each question with the pictures of the next one of its task that has others: what is still right then is what
-    the language alone tells."""
+    """Give each question the pictures of the next question of its task with other pictures. Answers that are still
+    right then come from the text alone."""
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -191,7 +196,7 @@ def _refuse(place: str, rule: str, value: object) -> InputError:
 
 
 def _check_once(seen: dict[str, str], name: str, place: str) -> str:
-    """The id of a question. Raises InputError for one that comes again."""
+    """Check that a question's id is new, and return it. Raises InputError if it is repeated."""
     if seen.setdefault(name, place) != place:
         raise InputError(
             f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "
@@ -201,7 +206,8 @@ def _check_once(seen: dict[str, str], name: str, place: str) -> str:
 
 
 def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQuestion]:
-    """Without a folder a picture beside the list is taken where it is there, else images/, as LLaVA-Bench has it."""
+    """Read a .jsonl list. Without `given`, a picture beside the list is used if it exists, else images/, as in
+    LLaVA-Bench."""
     questions, seen = [], dict[str, str]()
     names, apart = admission.names(given or path.parent), path.parent / "images"
     names_apart = admission.names(apart) if given is None and apart.is_dir() else None
@@ -209,7 +215,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         place = f"line {number} of {shown(path)}"
         if not isinstance(row, dict):
             raise _refuse(place, "fields", row)
-        row = {name: value for name, value in row.items() if value is not None}  # as tables write what is lacking
+        row = {name: value for name, value in row.items() if value is not None}  # null: missing in a table
         text = row.get("question", row.get("text"))
         if not isinstance(text, str) or not text.strip():
             raise _refuse(place, "a text as `question` or `text`", text)
@@ -228,7 +234,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
             pictures = tuple(
                 picture if os.path.exists(picture) else names_apart(name, place)
                 for picture, name in zip(pictures, named, strict=True)
-            )  # os.path: a name that no file can have is one that is not there
+            )  # os.path: an impossible file name counts as not existing
         name = row.get("question_id", row.get("id"))
         name = str(index) if name is None else _check_once(seen, str(name), place)
         task = str(row.get("category", row.get("task", "all")))
@@ -238,7 +244,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
 
 
 def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
-    """Answers are whole sentences: nothing says which part of them counts."""
+    """Read a .tsv list. Answers are whole sentences, without a mark of the part that counts."""
     questions, names = [], admission.names(folder)
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"
@@ -269,7 +275,7 @@ def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission
 
 
 def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[ImageQuestion]:
-    """Tasks are the kinds of answer: yes/no, number, other."""
+    """Read VQAv2. Tasks are the types of answer: yes/no, number, other."""
     subset = str(rows.get("data_subtype", "val2014"))
     if not re.fullmatch(r"\w+", subset):
         raise InputError(f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}.")
@@ -295,7 +301,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
 
 
 def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
-    """By question; none where no file of them lies beside the questions."""
+    """Annotations by question id; empty if no annotation file lies beside the questions."""
     name = re.sub(
         r"OpenEnded_|_questions(?=\.json$)", lambda match: "" if "Open" in match[0] else "_annotations", path.name
     )
@@ -313,7 +319,7 @@ def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]:
-    """Each question by itself, the pictures before it. Of a task at most two about one picture."""
+    """Turn conversations into single questions, pictures first. A picture has at most two questions of one task."""
     questions = []
     for conversation in conversations:
         notes = conversation.notes.get("turns")

@@ -1,4 +1,4 @@
-"""Speech with its transcript, read from LibriSpeech's layout or from a manifest."""
+"""Reads speech with transcripts from LibriSpeech's layout or from a manifest."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
 
 def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
-    """Recordings of one's own; the transcript of each lies beside it, under its name with .txt. Raises InputError."""
+    """Read a user's own recordings. The transcript of each lies beside it, with the same name and suffix .txt. Raises
+    InputError."""
     utterances = []
     for number, path in enumerate(map(Path, paths)):
         beside = path.with_suffix(".txt")
@@ -89,7 +90,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
 
 
 def read_splits(root: str | Path, splits: str | list[str] | None, admission: Admission = STRICT) -> list[Utterance]:
-    """The utterances of one split, of several splits, or (None) of a whole manifest."""
+    """The utterances of one split, of several splits, or (None) of the whole manifest."""
     named = splits if isinstance(splits, list) else [splits]
     return [row for split in named for row in read_utterances(root, split, admission)]
 
@@ -176,7 +177,7 @@ def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, obj
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and fields of each row."""
+    """The line number and fields of each row."""
     if file.suffix == ".jsonl":
         for number, row in json_lines(file, "root", MANIFEST):
             if not isinstance(row, dict):

@@ -1,6 +1,6 @@
 """Text files of corpora: lines, tables and JSON. Every error names the file and the line.
 
-A byte order mark is passed over: some editors begin a file with it, and joined files have it within.
+Byte order marks are skipped: some editors write one at the start of a file, and concatenated files have them inside.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from mmdec.checks.files import open_regular, printable, reason
 from mmdec.types import InputError
 
 MAX_LINE = 1 << 24  # bytes
-MAX_FIELD = 1 << 17  # characters of one text: a line that does not end is longer
+MAX_FIELD = 1 << 17  # characters of one field; a longer one is probably an unterminated line
 MARK = "\ufeff"  # the byte order mark
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A path as errors name it."""
+    """The path in the form that errors use."""
     return f"'{printable(os.fsdecode(path))}'"
 
 
 def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of each line that is not blank. Raises InputError about `argument`."""
+    """The number (from 1) and text of each line that is not blank. Raises InputError about `argument`."""
 
     def refuse(rule: str, problem: str, remedy: str) -> InputError:
         return InputError(f"`{argument}` must {rule}, but line {number} of {shown(path)} {problem}. {remedy}")
@@ -48,7 +48,8 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
-    """Number and value of each line of a .jsonl that is not blank. rule: what the whole must be."""
+    """The line number and value of each line of a .jsonl that is not blank. rule: the required format, for the
+    error."""
     for number, line in text_lines(path, argument):
         try:
             value = json.loads(line)
@@ -61,7 +62,7 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
 
 
 def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_000_000_000) -> Any:
-    """A whole file's value. rule: what it must be. Raises InputError about `argument`."""
+    """Read a whole JSON file. rule: the required format, for the error. Raises InputError about `argument`."""
     try:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
@@ -87,7 +88,8 @@ def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_
 
 
 def check_text(text: str, argument: str, place: str) -> str:
-    """The text. place: where it stands. Raises InputError for one that is too long, or that no UTF-8 can hold."""
+    """Check a text and return it. place: where the text was found. Raises InputError if it is too long, or cannot be
+    encoded in UTF-8."""
     if len(text) > MAX_FIELD:
         raise InputError(
             f"`{argument}` must have texts of at most {MAX_FIELD} characters, but one in {place} has {len(text)}. Is a "
@@ -104,7 +106,7 @@ def check_text(text: str, argument: str, place: str) -> str:
 
 
 def problem_of(error: InputError) -> str:
-    """What an error says of the value, without the rule before it and the remedy after it."""
+    """The part of an error message about the value, without the rule before it and the remedy after it."""
     return str(error).partition(", but ")[2].rpartition(". ")[0]
 
 
@@ -116,7 +118,8 @@ T = TypeVar("T")
 
 
 def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
-    """Number and columns of each line of a tab-separated table; nothing if there is no file. Quotes mean nothing."""
+    """The line number and columns of each line of a tab-separated table; nothing if there is no file. Quotes have no
+    special meaning."""
     if not path.exists():
         return
     for number, line in text_lines(path, argument):
@@ -127,7 +130,7 @@ def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list
 
 
 def check_limit(limit: int | None) -> None:
-    """Raise InputError for a limit below 1, which `evenly_spaced` would take for no rows at all."""
+    """Raise InputError for a limit below 1, with which `evenly_spaced` would return no rows."""
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for all rows.")
 

@@ -1,4 +1,5 @@
-"""Parallel text: a folder of {train,dev,test}.tsv, each row a name, a group, a sentence and all its translations."""
+"""Reads parallel text: a folder of {train,dev,test}.tsv. Each row has a name, a group, a sentence and all its
+translations."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _MARK = re.compile(r"[^\w\s]")
 
 @dataclass(frozen=True)
 class TextPair:
-    """A sentence with every accepted translation, the first one first. Sentences of one group share translations."""
+    """A sentence with every accepted translation, the preferred one first. Sentences of one group share
+    translations."""
 
     name: str
     group: str
@@ -42,8 +44,8 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 
 
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
-    """Every reference of each recording by its name: a folder's, a hyphen and a sentence's. Folders that no recording
-    names are not read. Raises InputError for one that no folder has."""
+    """The references of each recording. Its name is a folder's name, a hyphen and a sentence's name. Only folders that
+    the names use are read. Raises InputError for a name that no folder has."""
     known = {
         f"{prefix}{pair.name}": pair.references
         for folder in folders
@@ -61,19 +63,19 @@ def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> 
 
 
 def sentence_key(text: str) -> str:
-    """What makes two sentences the same: lower case, no punctuation."""
+    """The normalised sentence (lower case, no punctuation): sentences with the same key count as equal."""
     return " ".join(_MARK.sub("", text.lower()).split())
 
 
 def held_sources(folders: Iterable[str | Path]) -> set[str]:
-    """The keys of all sentences that some folder holds back for dev or test; tables that are missing hold none."""
+    """The keys of all sentences that are in dev or test of some folder. Missing tables are ignored."""
     pairs = _held(Path(folder) for folder in folders)
     return {sentence_key(pair.source) for pair in pairs}
 
 
 def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
-    """The training pairs of each folder, without those that share a sentence or a translation with a pair that another
-    folder holds back for dev or test. Raises InputError as `read_text_pairs` does."""
+    """The training pairs of each folder, without those that share a sentence or a translation with another folder's dev
+    or test pair. Raises InputError as `read_text_pairs` does."""
     training = []
     for folder in folders:
         others = list(_held(Path(other) for other in folders if other != folder))

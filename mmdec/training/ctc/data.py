@@ -1,4 +1,4 @@
-"""What a CTC head is trained on: kept states of recordings, and the pieces of what is said in them."""
+"""Training data of a CTC head: stored encoder states of recordings, and the pieces of their transcripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CtcBatch:
     lengths: Tensor  # (B,)
     pieces: Tensor  # (B, T), padded with 0
     piece_lengths: Tensor  # (B,)
-    rows: list[str]  # names
+    rows: list[str]  # names in the store
 
     def to(self, device: torch.device) -> CtcBatch:
         """The same batch on another device."""
@@ -37,7 +37,7 @@ class CtcBatch:
 
 
 class KeptStates(Dataset[CtcBatch]):
-    """Batches of a store, put together where they are asked for."""
+    """A dataset of batches: it reads the states of a batch from the store when the batch is asked for."""
 
     def __init__(self, store: FrameStore, texts: dict[str, list[int]], batches: Sequence[Sequence[str]]) -> None:
         self.store, self.texts, self.batches = store, texts, batches
@@ -60,14 +60,14 @@ class KeptStates(Dataset[CtcBatch]):
 
 @dataclass(frozen=True)
 class EpochBatches:
-    """Which sounds of a store a batch has: at most `states` states, padding included."""
+    """Groups the recordings of a store into batches of at most `states` states each, padding included."""
 
     store: FrameStore
     states: int
     seed: int
 
     def epoch(self, names: list[str], epoch: int, steps: int) -> list[list[str]]:
-        """`steps` batches, drawn anew in each epoch; all sounds come before one comes again."""
+        """`steps` batches of names, drawn anew in each epoch. All recordings are used once before one is repeated."""
         batches: list[list[str]] = []
         turn = 0
         while len(batches) < steps:
@@ -76,7 +76,7 @@ class EpochBatches:
         return batches[:steps]
 
     def of(self, names: list[str], draw: np.random.Generator | None) -> list[list[str]]:
-        """All names in batches of about equal length; with `draw` in random order."""
+        """All names in batches of about equal length; in random order if `draw` is given."""
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         length = {name: self.store.length(name) for name in names}
         order = sorted(range(len(names)), key=lambda at: np.log(length[names[at]]) + noise[at])
@@ -92,14 +92,20 @@ class EpochBatches:
 
 
 class SentenceData(LightningDataModule):
-    """Recordings of sentences, by their kept states.
+    """A data module: sentence recordings as stored encoder states, with their transcripts.
 
-    corpus: as `read_utterances` takes it. encoder: the name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT and
-    their kin; the head's `d_states` is its width. states: the folder that keeps its states; those that are missing are
-    computed first, so that a corpus may grow between two runs. pieces: the tokenizer's file; where there is none, one
-    of `count` pieces is learned from the training sentences of `text`, folders of pairs, and kept there. views: ways to
-    hear each recording: distorted, then as it is too, then distorted in more ways. batch_states: in a batch, padding
-    included. limit: training recordings, the first ones. top: layers of a Whisper that are trained too.
+    corpus: manifest or folder, as `read_utterances` takes it.
+    encoder: name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT or similar model. Its width is the head's
+        `d_states`.
+    states: folder where the encoder states are stored. Missing states are computed first, so a corpus may grow between
+        runs.
+    pieces: the tokenizer's file. If it does not exist, a tokenizer with `count` pieces is learned from the training
+        sentences of `text` (folders of text pairs) and saved there.
+    views: number of versions of each recording. 1: one distorted version; 2: also the undistorted recording; above 2:
+        also further distorted versions.
+    batch_states: the most encoder states in one batch, padding included.
+    limit: use only the first `limit` training recordings; None: all.
+    top: number of last Whisper layers that are trained together with the head; the stored states are taken before them.
     """
 
     def __init__(
@@ -135,12 +141,12 @@ class SentenceData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The pieces by number: what the head must know of the data."""
+        """The pieces, ordered by id. The command line passes them to the model."""
         return self.pieces.names
 
     def rows(self, split: str) -> list[Utterance]:
-        """The recordings of a split whose text has pieces; of the training's the first `limit` that no folder of text
-        holds back for dev or test."""
+        """The recordings of a split whose transcript is not empty. The training split has at most `limit` of them, and
+        none that a folder in `text` holds out for dev or test."""
         rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(heard(row.text))]
         if split != self.splits[0]:
             return rows
@@ -148,7 +154,7 @@ class SentenceData(LightningDataModule):
         return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
 
     def prepare_data(self) -> None:
-        """States, once for all ranks: two that write the same file would spoil it."""
+        """Compute the missing states in one process only: two processes would corrupt the store's files."""
         self.setup("fit")
 
     def setup(self, stage: str) -> None:
@@ -164,7 +170,8 @@ class SentenceData(LightningDataModule):
         self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}
 
     def train_dataloader(self) -> DataLoader:
-        """Batches of about equal length, drawn anew in each epoch; all recordings come before one comes again."""
+        """Batches of about equal length, drawn anew in each epoch. All recordings are used once before one is
+        repeated."""
         assert self.trainer is not None
         batches = self.batches.epoch(list(self.texts), self.trainer.current_epoch, self.steps_per_epoch)
         return DataLoader(KeptStates(self.store, self.texts, batches), batch_size=None, shuffle=False)

@@ -1,4 +1,4 @@
-"""What a CTC head saves its Whisper, counted on kept windows; and the folder that drafts.
+"""Counts what a CTC drafter saves its Whisper, on stored windows; and writes the drafter's folder.
 
 python -m mmdec.training.ctc.drafts --checkpoint runs/drafts/checkpoints/last.ckpt --pieces runs/drafts/pieces.json \\
     --model MODEL --corpus data/passages/manifest.tsv --split dev --states runs/drafts --out models/NAME-ctc
@@ -35,12 +35,12 @@ from mmdec.training.metrics.word_errors import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, MmdecError, Plan, Scores, Verdict
 
-SIZES = (4, 8, 16)  # nodes of a chain
+SIZES = (4, 8, 16)  # numbers of nodes in a chain
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Of one window."""
+    """Counts for one window: tokens of the text, decoding rounds, and drafted tokens."""
 
     tokens: int
     rounds: int
@@ -48,13 +48,16 @@ class Rounds:
 
 
 def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> Rounds:
-    """Decode a text that is known already: states (S, D) of its window, the prompt, the text with its end."""
+    """Simulate decoding of a known text and count its rounds.
+
+    states: (S, D) of the window. prompt: the decoder's prompt. text: the transcript's tokens, end token included.
+    """
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))
     memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, memory=states[None]))
     scores = Scores(torch.zeros(1, 1, 1))
     done, rounds, drafted = 0, 0, 0
-    accepted = [text[0]]  # by the prompt's pass
+    accepted = [text[0]]  # from the prompt's pass
     while True:
         done += len(accepted)
         row = torch.tensor([accepted])
@@ -71,7 +74,7 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
 
 
 def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
-    """The head of a training's checkpoint; of a folder's last ones, averaged."""
+    """Load the head from a training checkpoint, or from the average of a folder's last `average` checkpoints."""
 
     def build(options: dict[str, Any]) -> CtcModule:
         return CtcModule(**{**options, "start": None})
@@ -82,13 +85,13 @@ def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
 
 
 def heard_tokens(whisper: LoadedWhisper, name: str = "") -> HeardTokens:
-    """Tokens of a model that its drafts must know."""
+    """The token ids of a Whisper that its CTC drafter must know. name: the model's public name."""
     reader = WindowReader(whisper)
     return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be read."""
+    """Run the command. Returns exit code 0, or 2 if a file cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint, or the folder of some")
     parser.add_argument("--average", type=int, default=1, help="checkpoints of a folder to average, the last ones")
@@ -146,7 +149,7 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
 
 
 def _heard(drafter: Ctc, states: Tensor) -> str:
-    """The text that a head hears in states (S, D)."""
+    """The text that the head decodes from states (S, D)."""
     with torch.inference_mode():
         logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
     path = logits[0].argmax(-1).unique_consecutive().tolist()

@@ -1,4 +1,4 @@
-"""Frozen encoders of speech by name: a Whisper's, read at the length of the sound, or any that transformers knows."""
+"""Frozen speech encoders, loaded by name: a Whisper's encoder, or another encoder that transformers supports."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from mmdec.nn.whisper_encoder import WhisperEncoder, read_states
 from mmdec.types import InputError
 
 FILES = ("*.json", "model.safetensors", "model-*.safetensors")
-STATES = 50  # a second, of all encoders that are known here
+STATES = 50  # per second; the same for all supported encoders
 
 
 class SpeechEncoder(Protocol):
-    """Sounds to states."""
+    """Turns speech into encoder states."""
 
     @property
     def width(self) -> int:
-        """Channels of a state."""
+        """Number of channels of a state."""
         ...
 
     def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
-        """16 kHz samples (T,), with `tail` seconds of the silence behind each -> states (B, S, width), lengths (B,)."""
+        """Encode 16 kHz samples, each (T,), with up to `tail` seconds of the padding silence after each sound.
+
+        Returns: states (B, S, width) and their lengths (B,).
+        """
         ...
 
 
 @dataclass(frozen=True)
 class WhisperReader:
-    """A Whisper's encoder. top: its last layers, which are left out; then all silence behind a sound is read, which
-    they look at."""
+    """A Whisper's encoder. `top`: number of last layers to leave out. If it is not 0, `read` keeps the states of all
+    padding silence, because the left-out layers attend to it."""
 
     encoder: WhisperEncoder
     top: int = 0
@@ -52,9 +55,9 @@ class WhisperReader:
 
 @dataclass(frozen=True)
 class TransformersReader:
-    """An encoder of transformers with its feature extractor: wav2vec 2.0, HuBERT, w2v-BERT 2.0 and their kin.
+    """An encoder of transformers with its feature extractor: wav2vec 2.0, HuBERT, w2v-BERT 2.0 or similar.
 
-    Sounds are read one by one, for padding changes what some of them give.
+    Sounds are encoded one by one, because padding changes the output of some of these models.
     """
 
     model: Any
@@ -76,11 +79,11 @@ class TransformersReader:
 
 
 def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
-    """An encoder by shipped name, directory or hub id, in float32, frozen.
+    """Load a speech encoder by shipped name, directory or hub id, in float32 and frozen.
 
-    top: layers of a Whisper's that are left out, the last ones.
+    top: number of last layers of a Whisper encoder to leave out.
 
-    Raises InputError where there is no such model, or transformers knows no encoder and feature extractor for it.
+    Raises InputError where there is no such model, or transformers has no encoder and feature extractor for it.
     """
     folder = find(model, KIND, FILES)
     if kind(folder) in KINDS:

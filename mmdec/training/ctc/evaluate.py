@@ -1,9 +1,10 @@
-"""How much of what is said a CTC head writes wrongly, from the sound on.
+"""Error rates of a CTC head on recordings.
 
 python -m mmdec.training.ctc.evaluate --checkpoint runs/ctc/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
     --encoder MODEL --corpus data/natural/manifest.tsv --split test
 
-Pieces and words, without the question mark; each with its 95 % interval over recordings.
+Prints the error rates of pieces and of words (question marks are not counted), each with its 95 % interval over
+recordings.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from mmdec.types import told
 
 @dataclass(frozen=True)
 class Ears:
-    """A head and the encoder that it was trained on. Called with a sound file: logits (1, F, V), frames (1,)."""
+    """A CTC head with the encoder that it was trained on. Call it with a sound file: it returns logits (1, F, V) and
+    frames (1,)."""
 
     head: CtcHead
     encoder: SpeechEncoder
@@ -40,39 +42,41 @@ class Ears:
         return self.head(*self.encoder.read([load_audio(path)], TAIL))
 
     def written(self, path: Path) -> list[int]:
-        """The pieces that are heard, greedy."""
+        """The head's greedy transcript of a sound file, as piece ids."""
         logits, frames = self(path)
         return collapse(logits.argmax(-1), frames)[0]
 
 
 def load_ears(checkpoint: Path, encoder: str) -> Ears:
-    """The head of a training's checkpoint, or of a translator's folder, and its encoder by name or folder.
+    """Load a CTC head and its encoder. The head comes from a training checkpoint or a translator's folder; the encoder
+    is a name or a folder.
 
-    Raises InputError for damaged ones.
+    Raises InputError for damaged files.
     """
     ears = load_speech_encoder(encoder)
     if checkpoint.is_dir():
         return Ears(heard_parts(checkpoint).model.head.eval(), ears)
     module, _ = load_module([checkpoint])
     if module.top is not None:
-        assert isinstance(ears, WhisperReader)  # no other one has such layers
+        assert isinstance(ears, WhisperReader)  # only Whisper encoders have left-out layers
         ears = WhisperReader(module.top.give(ears.encoder))
     return Ears(module.head, ears)
 
 
 def words(text: str) -> str:
-    """What is counted: the words, an elided one ("l'") for itself."""
+    """The text as words for the word error rate; an elided word ("l'") counts as a word of its own."""
     return heard(text).replace("?", " ").replace("'", "' ")
 
 
 def errors(pieces: Pieces, text: str, wrote: str, found: Sequence[int]) -> tuple[Edits, Edits]:
-    """Edits of words, and of pieces, of one recording."""
+    """Word edits and piece edits of one recording. text: the reference. wrote: the head's text. found: the head's
+    pieces."""
     wanted = pieces.encode(heard(text))
     return word_edits(words(text), words(wrote)), word_edits(" ".join(map(str, wanted)), " ".join(map(str, found)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line. Raises InputError for what cannot be read."""
+    """Run the command. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--pieces", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Training of a CTC head on a frozen encoder's kept states."""
+"""Training of a CTC head on the stored states of a frozen encoder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,14 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class CtcOptions:
-    """What a recipe sets. time_masks: spans of at most `mask_states` states that a row loses; channels: share of the
-    states' channels that it loses throughout. start: a checkpoint, or a translator's folder, to begin from. top: layers
-    of the Whisper `encoder`, the last ones, that are trained too, at the rate `top_lr`; the data leaves them out."""
+    """Options that a recipe sets.
+
+    time_masks: number of masked spans in each row, each at most `mask_states` states long.
+    channels: share of the state channels that are masked in the whole row.
+    start: a checkpoint or a translator's folder whose weights training begins with.
+    top: number of last layers of the Whisper `encoder` that are also trained, with learning rate `top_lr`. The data's
+        states must be taken before these layers.
+    """
 
     d_states: int = 512
     stride: int = 2
@@ -54,10 +59,10 @@ class CtcOptions:
 
 
 class CtcModule(LightningModule):
-    """L = -log P(pieces | states) of a row, per piece, mean over rows.
+    """L = -log P(pieces | states) of a row, divided by its number of pieces, mean over rows.
 
-    units: the pieces by number, the blank first. options: those of `CtcOptions`. All randomness of a step follows from
-    (seed, epoch, step).
+    units: the pieces ordered by id, the blank first. options: fields of `CtcOptions`. All randomness of a step follows
+        from (seed, epoch, step).
     """
 
     def __init__(self, units: list[str], **options: Any) -> None:
@@ -84,13 +89,14 @@ class CtcModule(LightningModule):
         seed_step(self.options.seed, self.current_epoch, batch_idx)
 
     def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
-        """Logits (B, F, V) and frames (B,); in training without some spans and channels of the states."""
+        """Logits (B, F, V) and numbers of frames (B,). In training, some spans and channels of the states are
+        masked."""
         states, lengths = batch.states, batch.lengths
         if self.training:
             states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
-        if self.top is not None:  # they look at all silence behind a sound, the head at a part of it
+        if self.top is not None:  # these layers attend to all silence after a sound, the head only to a part of it
             states = self.top(states, lengths)
-            cut = lengths < self.most  # a full window has hardly any silence left
+            cut = lengths < self.most  # not for a full window: hardly any silence is left in it
             lengths = lengths - cut * round((MARGIN - TAIL) * STATES)
             states = states[:, : int(lengths.max())]
         if self.training:
@@ -99,7 +105,7 @@ class CtcModule(LightningModule):
         return self.head(states, lengths)
 
     def spans(self, batch: CtcBatch) -> Tensor:
-        """(B, S): where a row's states are hidden."""
+        """Draw the masked spans: (B, S) bool, True where a state is masked."""
         rows, size, _ = batch.states.shape
         begins = (torch.rand(rows, self.options.time_masks, 1) * batch.lengths.cpu()[:, None, None]).long()
         spans = torch.randint(0, self.options.mask_states + 1, (rows, self.options.time_masks, 1))
@@ -107,7 +113,7 @@ class CtcModule(LightningModule):
         return ((steps >= begins) & (steps < begins + spans)).any(1)
 
     def loss(self, logits: Tensor, lengths: Tensor, batch: CtcBatch) -> Tensor:
-        """Rows whose text is too long for their frames count as 0."""
+        """CTC loss. Rows whose text is too long for their frames count as 0."""
         scores = logits.float().log_softmax(-1).transpose(0, 1)
         return F.ctc_loss(scores, batch.pieces, lengths, batch.piece_lengths, blank=BLANK, zero_infinity=True)
 
@@ -138,5 +144,6 @@ class CtcModule(LightningModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
-    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
+    step."""
     return load_averaged(lambda options: CtcModule(**{**options, "start": None}), checkpoints)

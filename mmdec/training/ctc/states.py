@@ -1,4 +1,5 @@
-"""States of a frozen encoder, computed once from sounds as people hear them: in rooms, noise, over the telephone."""
+"""Stores the states of a frozen encoder, computed once, also for recordings distorted as in rooms, noise or telephone
+calls."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from mmdec.training.whisper.augment import (
     telephone,
 )
 
-BATCH = 16  # sounds read at once
+BATCH = 16  # sounds encoded at once
 CHUNK = 512  # sounds sorted by length, then stored together
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """Shares of the sounds that are changed: a voice of another size, a room, noise, a telephone; and gains.
+    """Probabilities of each distortion: vocal tract length, room, noise, telephone. The gain always changes.
 
-    silence: seconds at either end at most; recorded sentences have none, people leave some.
+    silence: at most this many seconds are added at each end. Recorded corpora have no such silence, real users do.
     """
 
     voice: float = 0.5
@@ -42,14 +43,14 @@ class Distortion:
     noise: float = 0.35
     telephone: float = 0.1
     silence: float = 0.6
-    quietest: float = 0.05  # peak
+    quietest: float = 0.05  # lowest peak level that the random gain gives
 
 
 CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
 
 
 def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np.ndarray:
-    """(T,) -> (T',): what a microphone hears of it, and of the silence around it."""
+    """Distort a sound (T,) as a microphone might record it, with silence at both ends. Returns (T',)."""
     if len(sound) > FRAME and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
     sound = np.pad(sound, [int(draw.uniform(0, how.silence) * SAMPLE_RATE) for _ in range(2)])
@@ -65,12 +66,14 @@ def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np
 
 
 def state_name(row: Utterance, view: int) -> str:
-    """The key in the store of a recording heard in one way. view: 0 is the recording itself, others are distorted."""
+    """The store's key of one version of a recording. view: 0 is the recording itself, all others are distorted
+    versions."""
     return f"{row.path.parent.name}/{row.path.stem}@{view}"
 
 
 def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
-    """The 16 kHz samples of a recording, distorted as its name and view say."""
+    """The 16 kHz samples of one version of a recording. The distortion's random seed follows from its name and
+    `view`."""
     sound = load_audio(row.path)
     if view == 0:
         return sound
@@ -81,10 +84,10 @@ def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
 def keep_states(
     rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, how: Distortion
 ) -> FrameStore:
-    """The store in `folder` with the states of all (recording, view); those that it lacks are computed now.
+    """Compute the states of all (recording, view) that the store in `folder` lacks, and return the store.
 
-    It says first how many there are and how many GB they take. A process that is killed loses the sounds of one chunk
-    at most.
+    It first logs how many are missing and how many GB they need. A killed process loses at most the last `CHUNK`
+    sounds.
     """
     store = FrameStore(folder, encoder.width)
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
@@ -101,7 +104,7 @@ def keep_states(
 
 
 def by_length(rows: Sequence[tuple[Utterance, int]], how: Distortion) -> Iterator[list[tuple[str, Tensor]]]:
-    """Names and sounds in batches of about equal length, so that little silence is read."""
+    """Names and sounds in batches of about equal length, so that there is little padding."""
     sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in rows]
     sounds.sort(key=lambda item: len(item[1]))
     for start in range(0, len(sounds), BATCH):

@@ -1,8 +1,8 @@
-"""What a head that drafts for a Whisper is trained on: a window's encoder states, and the model's own transcript.
+"""Training data of a CTC head that drafts for a Whisper: encoder states of windows, and Whisper's own transcripts.
 
-Recordings are read as the model reads them when it decodes, in windows of 30 s; of the states, those of the sound and
-some of the silence behind it are kept. The transcript is greedy, with timestamps. Where the text of a recording is
-known it drafts, so that a transcript costs some passes instead of one for each token.
+Recordings are read in windows of 30 s, as in decoding. The states of the sound and of some silence after it are stored.
+Transcripts are greedy, with timestamps. Where the recording's reference text is known, it serves as the draft, so that
+a transcript needs only a few passes instead of one for each token.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from mmdec.training.medusa.data import ends, own_text
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-SILENCE = 3.0  # seconds behind a sound at most whose states are kept
-LENGTHS = (2.0, 27.0)  # seconds of a window into which short recordings are joined, at least and at most
-PAUSE = (0.2, 1.0)  # seconds between them
-RECALL = 12  # tokens of a known text in which the place is searched again
+SILENCE = 3.0  # seconds: at most so much silence after the sound has its states stored
+LENGTHS = (2.0, 27.0)  # shortest and longest window, in seconds, that short recordings are joined into
+PAUSE = (0.2, 1.0)  # seconds between joined recordings, shortest and longest
+RECALL = 12  # number of tokens of a known text in which the current place is searched again
 AT_ONCE = 4  # windows decoded together
-NODES = 11  # tokens of a known text drafted a round
-LIMIT = 220  # tokens of a transcript
+NODES = 11  # tokens of a known text drafted in each round
+LIMIT = 220  # the most tokens of a transcript
 
 
 @final
 class KnownText:
-    """Drafts a text that is known, one for each row. The model may write numbers, names and marks otherwise: the place
-    in the text is found again from what was accepted."""
+    """A drafter that drafts a known text, one for each row. The model may write numbers, names and punctuation
+    otherwise, so after each round the place in the text is searched again from the accepted tokens."""
 
     needs = Needs()
     name = "known-text"
 
     def __init__(self, texts: Sequence[Sequence[int]], first_time: int) -> None:
-        """texts: tokens of each row. first_time: the first timestamp's number."""
+        """texts: tokens of each row's known text. first_time: id of the first timestamp token."""
         self.texts, self.first_time = texts, first_time
 
     def check(self, target: Target) -> None:
         """Accept every target."""
 
     def start(self, context: Context) -> list[list[Any]]:
-        """For each row its text, the place in it, and the last token."""
+        """The state of each row: its text, the place in it, and the last token."""
         return [[list(text), 0, -1] for text in self.texts]
 
     def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
-        """The text from its place on; behind a closing timestamp the opening one comes first."""
+        """Draft the text from the current place on. After a closing timestamp, the opening one is drafted first."""
         drafts = []
         for text, place, last in memory:
             again = [last] if last >= self.first_time and place else []
@@ -71,7 +71,7 @@ class KnownText:
         return chains(roots, drafts)
 
     def update(self, memory: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Follow what was accepted."""
+        """Update each row's place from the accepted tokens."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 text, place, last = row
@@ -81,13 +81,13 @@ class KnownText:
                 row[2] = -1 if token == last else token  # a segment's end and the next one's begin
 
     def select(self, memory: list[list[Any]], live: Tensor) -> None:
-        """Keep only the rows live (K,) int64."""
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
 
 
 @dataclass(frozen=True)
 class JoinedWindow:
-    """Recordings that are heard one after the other, in one way."""
+    """One window made of several recordings, one after the other, in one version (`view`)."""
 
     rows: tuple[Utterance, ...]
     language: str
@@ -102,7 +102,7 @@ class JoinedWindow:
         return " ".join(row.text for row in self.rows)
 
     def sound(self, how: Distortion) -> Tensor:
-        """Its 16 kHz samples, distorted unless it is view 0."""
+        """The window's 16 kHz samples; distorted unless the view is 0."""
         draw = np.random.default_rng([*self.name.encode()])
         parts = []
         for row in self.rows:
@@ -112,7 +112,7 @@ class JoinedWindow:
 
 
 def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
-    """Rows in their order, joined up to a length that is drawn for each window."""
+    """Join recordings, in their order, into windows. The length of each window is drawn at random."""
     windows: list[JoinedWindow] = []
     taken: list[Utterance] = []
     seconds = 0.0
@@ -130,7 +130,7 @@ def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: in
 
 @dataclass(frozen=True)
 class WindowReader:
-    """A Whisper that hears windows and writes what it hears."""
+    """Runs a Whisper on windows: encoder states and greedy transcripts."""
 
     whisper: LoadedWhisper
 
@@ -146,7 +146,7 @@ class WindowReader:
         return ends(self.whisper.model)[0]
 
     def prompt(self, language: str) -> list[int]:
-        """What the decoder reads before a transcript with timestamps."""
+        """The decoder's prompt for a transcript with timestamps."""
         settings: Any = self.whisper.model.generation_config
         begin = [int(settings.decoder_start_token_id)]
         if not getattr(settings, "is_multilingual", False):
@@ -155,18 +155,18 @@ class WindowReader:
 
     @torch.inference_mode()
     def states(self, sounds: Sequence[Tensor]) -> Tensor:
-        """The encoder's states (B, S, D) of 16 kHz samples (T,), each in a whole window."""
+        """Encoder states (B, S, D) of 16 kHz samples, each (T,) and padded to a whole window."""
         model = self.whisper.model
         size = model.config.max_source_positions * STEP
         samples = (F.pad(sound[:size], (0, max(size - len(sound), 0))) for sound in sounds)
         features = torch.cat([whisper_mel(row[None], model.config.num_mel_bins) for row in samples])
-        with torch.autocast(features.device.type, torch.bfloat16):  # kept in half precision anyway
+        with torch.autocast(features.device.type, torch.bfloat16):  # they are stored in half precision anyway
             states = torch.cat([model.model.encoder(row[None]).last_hidden_state for row in features])
         return states.float()
 
     @torch.inference_mode()
     def read(self, windows: Sequence[JoinedWindow], how: Distortion) -> Iterable[tuple[str, Tensor, list[int]]]:
-        """Name, states (S, D) and transcript of each window."""
+        """Yield the name, states (S, D) and transcript tokens of each window."""
         sounds = [window.sound(how) for window in windows]
         states = self.states(sounds)
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
@@ -179,13 +179,17 @@ class WindowReader:
 
 
 class TranscriptData(LightningDataModule):
-    """Windows of recordings, by their kept states and transcripts.
+    """A data module: windows of recordings as stored encoder states, with Whisper's own transcripts.
 
-    corpora: manifest or folder (as `read_utterances` takes it) -> its language. model: the Whisper that drafts are for.
-    states: the folder that keeps states and transcripts; those that are missing are computed first, so that a corpus
-    may grow between two runs. pieces: the file of the draft vocabulary, chosen from the transcripts (`count` pieces at
-    most) where there is none. views: ways to hear each window: distorted, then in more ways. hours: of the recordings
-    at most, the first ones. batch_states: in a batch, padding included.
+    corpora: maps each manifest or folder (as `read_utterances` takes it) to its language.
+    model: the Whisper that the head will draft for.
+    states: folder where states and transcripts are stored. Missing ones are computed first, so a corpus may grow
+        between runs.
+    pieces: the file of the draft vocabulary. If it does not exist, at most `count` pieces are chosen from the
+        transcripts.
+    views: number of distorted versions of each training window.
+    hours: use at most this many hours of each corpus for training.
+    batch_states: the most encoder states in one batch, padding included.
     """
 
     def __init__(
@@ -221,7 +225,7 @@ class TranscriptData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The pieces by number: what the head must know of the data."""
+        """The pieces, ordered by id. The command line passes them to the model."""
         return self.pieces.names
 
     def _windows(self, split: str) -> list[JoinedWindow]:
@@ -264,7 +268,7 @@ class TranscriptData(LightningDataModule):
 
 
 def read_pieces(path: Path) -> list[int]:
-    """The tokens that are pieces. Raises InputError for another file."""
+    """Read the token ids of the pieces. Raises InputError for any other file."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -275,7 +279,7 @@ def read_pieces(path: Path) -> list[int]:
 
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
-    """What a head is to write for a transcript: the pieces of its tokens, and a mark between two segments."""
+    """Training target of a transcript: the pieces of its tokens, with a mark between two segments."""
     found: list[int] = []
     for token in transcript:
         if token >= first_time:
@@ -289,7 +293,7 @@ def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> l
 def keep_transcripts(
     windows: Sequence[JoinedWindow], whisper: LoadedWhisper, store: FrameStore, transcripts: TokenStore, how: Distortion
 ) -> None:
-    """Compute and keep what is missing of the windows' states and transcripts."""
+    """Compute and store the states and transcripts of the windows that the stores lack."""
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
     if missing:
         rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")

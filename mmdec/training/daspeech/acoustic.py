@@ -1,4 +1,4 @@
-"""Text-to-speech: FastSpeech 2 learns mel frames from phones (the second stage of DASpeech's three)."""
+"""Training of text-to-speech: FastSpeech 2 learns mel frames from phones (the second of DASpeech's three stages)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Step = tuple[Tensor, AcousticBatch]
 
 
 class AcousticData(LightningDataModule):
-    """Phones and targets of the English half of CVSS, or of the phrasebook.
+    """A data module: phones and acoustic targets of the English half of CVSS, or of the phrasebook.
 
-    `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch is `steps_per_epoch`
-    batches drawn from (seed, epoch) alone: a run that resumes at an epoch's end sees what an unbroken one sees.
-    `max_bad_share`, `allow_absolute_paths`: see `Admission`.
+    `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch has `steps_per_epoch`
+    batches, drawn from (seed, epoch) alone: a run that resumes at an epoch's end sees the same batches as an
+    uninterrupted one. `max_bad_share`, `allow_absolute_paths`: see `Admission`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class AcousticData(LightningDataModule):
         self.validation_split, self.validation_rows = validation_split, validation_rows
         self.train_set: EnglishSpeech | None = None
         self.validation_set: EnglishSpeech | None = None
-        self.train_items: list[int] = []  # indices of those that are not too long
+        self.train_items: list[int] = []  # indices of the recordings that are not too long
 
     @cached_property
     def units(self) -> list[str]:
@@ -62,7 +62,7 @@ class AcousticData(LightningDataModule):
         return spoken_vocabulary(self.root, "train")
 
     def prepare_data(self) -> None:
-        """The caches, once for all ranks."""
+        """Compute the cached targets, in one process only."""
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
@@ -95,7 +95,7 @@ class AcousticData(LightningDataModule):
             self.trainer.current_epoch,
         ).batches
         mine = [[self.train_items[number] for number in batch[rank::world]] for batch in batches]
-        numbers: Any = range(len(train))  # a length and items, which is all that is asked of a data set
+        numbers: Any = range(len(train))  # the sampler only needs a length and items
         return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))
 
     def val_dataloader(self) -> DataLoader[Step]:
@@ -108,10 +108,10 @@ class AcousticData(LightningDataModule):
 class AcousticModule(LightningModule):
     """FastSpeech 2 with teacher-forced durations, pitch and energy; the loss of `acoustic_loss`.
 
-    `units` is the vocabulary (linked from the data) and `config` names the sizes, "paper" or "small".
-    `normalise_variance` compares pitch and energy in their deviations (the paper compares logarithms as they are).
-    `schedule` after the warm-up: "inverse-sqrt" (paper), or "cosine" to 0 at the trainer's `max_steps`. When training
-    ends `tts.safetensors` and `tts.json` are written to the trainer's root.
+    `units` is the vocabulary (the command line takes it from the data). `config` is the model size, "paper" or "small".
+    `normalise_variance` divides pitch and energy by their standard deviation before the loss; the paper compares plain
+    logarithms. `schedule` after the warm-up: "inverse-sqrt" (paper), or "cosine" to 0 at the trainer's `max_steps`.
+    When training ends, `tts.safetensors` and `tts.json` are written to the trainer's root.
     """
 
     def __init__(
@@ -144,11 +144,12 @@ class AcousticModule(LightningModule):
 
     @property
     def network(self) -> AcousticModule:
-        """What `InitialWeights` fills: names as in DASpeech, whose voice another may start from."""
+        """What `InitialWeights` loads into. Its parameter names are DASpeech's, so another model's voice can be
+        loaded."""
         return self
 
     def setup(self, stage: str) -> None:
-        """The corpus' statistics; on resuming, the checkpoint's come after and win."""
+        """Compute the corpus' statistics. When a run resumes, the checkpoint's values replace them."""
         if stage != "fit":
             return
         data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
@@ -164,13 +165,14 @@ class AcousticModule(LightningModule):
         return scheduled(optimizer, lambda step: self._schedule()(step))
 
     def _schedule(self) -> Schedule:
-        """The schedule for the trainer's current `max_steps`, which a run of a given time changes after each epoch."""
+        """The schedule for the trainer's current `max_steps`; a run with a time limit changes this number after each
+        epoch."""
         if self.schedule == "cosine" and self.trainer.max_steps > self.warmup:
             return Schedule("cosine", self.warmup, decay_steps=self.trainer.max_steps - self.warmup)
         return Schedule("inverse-sqrt", self.warmup)
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
-        # A resumed step drops out what an unbroken one would, and no two ranks drop out alike.
+        # A resumed step draws the same dropout as an uninterrupted one; each rank draws its own.
         torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 64 + self.global_rank)
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
@@ -189,14 +191,14 @@ class AcousticModule(LightningModule):
     def _log(self, name: str, loss: AcousticLoss, size: int) -> None:
         parts = {"mel": loss.mel, "duration": loss.duration, "pitch": loss.pitch, "energy": loss.energy}
         values = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
-        self.log_dict(values, batch_size=size, sync_dist=name == "dev")  # a loss of training is this process's own
+        self.log_dict(values, batch_size=size, sync_dist=name == "dev")  # a training loss is this process's only
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:
             self.export(Path(self.trainer.default_root_dir))
 
     def export(self, folder: Path) -> None:
-        """`tts.safetensors` (fp32 weights and statistics) and `tts.json` (sizes and phones)."""
+        """Write `tts.safetensors` (fp32 weights and statistics) and `tts.json` (sizes and phones)."""
         state = {name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()}
         write_whole(folder / "tts.safetensors", save(state))
         described = {"config": asdict(self.tts.config), "units": self.units}

@@ -1,4 +1,5 @@
-"""The English half of the corpus: distinct recordings with their acoustic targets, computed once and kept on disk."""
+"""The English half of the corpus: distinct recordings and their acoustic targets, which are computed once and stored on
+disk."""
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ from mmdec.training.corpora.text_files import shown
 from mmdec.training.daspeech.acoustic_targets import acoustic_targets
 from mmdec.types import InputError
 
-_PAUSE_FRAMES = 12  # between two joined items
-_FORMAT = 3  # of the cache; a change makes the old one void
+_PAUSE_FRAMES = 12  # between two joined recordings
+_FORMAT = 3  # version of the cache; a change makes old caches invalid
 
 
 class EnglishSpeech:
     """Distinct sentences of `<root>/{split}.tsv` with `{split}.alignment.tsv` and `{split}/<path>.wav`.
 
-    Of recordings with the same translation and the same phones the first is taken. Rows that cannot be used are
-    counted and named in `bad`. Targets are cached in half precision under `<root>/../cache/english-...`.
+    Of recordings with the same translation and the same phones, only the first is used. Unusable rows are listed in
+    `bad`. Targets are cached in half precision under `<root>/../cache/english-...`.
     """
 
     def __init__(self, root: Path, split: str, limit: int | None = None, admission: Admission = STRICT) -> None:
@@ -63,7 +64,7 @@ class EnglishSpeech:
 
     @staticmethod
     def folder(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
-        """Where the targets of these rows are kept: other texts, alignments or recordings have another folder."""
+        """The cache folder for these rows. It depends on their texts, alignments and recordings."""
         digest = hashlib.blake2b(f"{root.resolve().name}\n".encode(), digest_size=8)
         for row in rows:
             size = (root / split / f"{row[0]}.wav").stat().st_size
@@ -72,7 +73,7 @@ class EnglishSpeech:
 
     @classmethod
     def ready(cls, root: Path, split: str, admission: Admission = STRICT) -> bool:
-        """Whether they have been computed."""
+        """Whether the cache of a split exists."""
         return (cls.folder(root, split, _distinct(root, split, None, admission)[0]) / "index.json").is_file()
 
     def __len__(self) -> int:
@@ -85,21 +86,22 @@ class EnglishSpeech:
         return self.rows[item][1]
 
     def mel(self, item: int) -> Tensor:
-        """(F, 80), natural log, of the recording without the silence at its ends."""
+        """The mel (F, 80) of a recording, natural log, without the silence at its ends."""
         part = self._mel[self._frame_starts[item] : self._frame_starts[item + 1]]
         return torch.from_numpy(part.astype(np.float32))
 
     def phones(self, item: int) -> Tensor:
-        """(3, K): durations in frames, pitch in Hz, energy; EOS is last, zero."""
+        """(3, K) of a recording: durations in frames, pitch in Hz, energy. The last column is EOS, with zeros."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
-        """Which item says a translation with these phones (</s> left out)."""
+        """(translation, phones without </s>) -> index of the recording."""
         keys = ((row[1], tuple(units[:-1])) for row, units in zip(self.rows, self.units, strict=True))
         return {key: item for item, key in enumerate(keys)}
 
     def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
-        """Phones (3, K) and mel (F, 80) of several items one after another, a fifth of a second between if `pause`."""
+        """Phones (3, K) and mel (F, 80) of several recordings, one after another; with pauses of a fifth of a second if
+        `pause`."""
         phones, mels = self.phones(items[0]), [self.mel(items[0])]
         for item in items[1:]:
             silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
@@ -129,14 +131,14 @@ class EnglishSpeech:
         return mean, deviation, pitch, energy
 
     def _mended(self, kept: Path) -> bool:
-        """Whether a recording that was bad has been written again."""
+        """Whether a recording that was bad has changed since."""
         bad = [
             self.root / self.split / f"{name}.wav" for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])
         ]
         return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in bad)
 
     def _build(self, folder: Path) -> None:
-        """Write the cache, whole or not at all. Processes that do so at once write the same."""
+        """Write the cache in one step. Processes that do so at the same time write the same files."""
         bad, kept, units, frames, firsts = BadRows(), [], [], [], []
         phones: list[np.ndarray] = []
         mels: list[np.ndarray] = []
@@ -175,7 +177,8 @@ def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> Acoustic
 
 
 class EpochItems:
-    """Batches of item numbers for one epoch of `steps` steps, drawn from (seed, epoch); alike lengths together."""
+    """Batches of indices for one epoch of `steps` steps, drawn from (seed, epoch). A batch has items of similar
+    length."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int) -> None:
         generator = np.random.default_rng([seed, epoch])
@@ -195,7 +198,7 @@ class EpochItems:
 def both_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
-    """Speech to train on and for development. Raises InputError where they share recordings, or too many are bad."""
+    """Speech for training and for development. Raises InputError if they share recordings, or too many rows are bad."""
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)

@@ -1,7 +1,8 @@
-"""From one recording and its phone alignment to what FastSpeech 2 learns: phones, durations, pitch, energy, mel.
+"""Computes FastSpeech 2's training targets from a recording and its phone alignment: phones, durations, pitch, energy,
+mel.
 
 An alignment is a line like "pau:0.224 w:0.262 eh:0.325": each phone and its END in seconds. Silence (`pau`) at both
-ends is cut from phones and sound alike; inside a sentence it stays, as a phone.
+ends is removed from phones and sound; inside a sentence it is kept as a phone.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class AcousticTargets:
     pitch: Tensor  # (K,) Hz, mean over the phone's frames of the interpolated contour
     energy: Tensor  # (K,) mean over the phone's frames
     mel: Tensor  # (F, 80), natural log
-    first_frame: int  # of the recording: frame f of `mel` is centred on its sample 256 (first_frame + f)
+    first_frame: int  # index in the recording: frame f of `mel` is centred on its sample 256 (first_frame + f)
 
 
 def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, float]]) -> AcousticTargets:
-    """16 kHz samples (T,) and [(phone, end in seconds), ...] -> `AcousticTargets`.
+    """Compute the targets of 16 kHz samples (T,) with phones [(phone, end in seconds), ...].
 
-    A duration is round(end * sr / hop) - round(start * sr / hop) frames, so that they add up without drift; a phone of
-    no frames takes pitch and energy of the nearest one. Unvoiced frames take the pitch between their voiced neighbours.
+    A duration is round(end * sr / hop) - round(start * sr / hop) frames, so that rounding errors do not add up. A phone
+    without frames gets pitch and energy of the nearest phone with frames. The pitch of unvoiced frames is interpolated.
     Raises InputError where the sound ends before its phones.
     """
     span = spoken([phone for phone, _ in phones_with_ends])

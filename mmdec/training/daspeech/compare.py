@@ -1,7 +1,7 @@
-"""Which model is better: errors of both decoders on the development split.
+"""Compares models by the phone errors of both decoders on the development split.
 
-`phone_errors` counts as validation does, against the rendering that training was shown. Runs that were shown different
-renderings are compared on the command line, which counts errors against the nearest accepted English reference:
+`phone_errors` counts as validation does, against the translation that training used. Runs that used different
+translations are compared by this command, which counts errors against the nearest accepted English reference:
 
 python -m mmdec.training.daspeech.compare runs/ablation/*/checkpoints
 """
@@ -31,9 +31,9 @@ from mmdec.types import InputError, told
 
 
 def phone_errors(model: Path, data: dict[str, Any]) -> float:
-    """Mean phone error rate of the graph and the baseline; `model` is a model's directory or a checkpoint.
+    """Phone error rate, averaged over the graph decoder and the autoregressive baseline.
 
-    `data` are the options of `SpeechTranslationData`: the rows, and how they are cut, are those of the recipe.
+    model: a model's directory or a checkpoint. data: options of `SpeechTranslationData`, as in the recipe.
     """
     if model.is_dir():
         parts = read_parts(model, torch.device("cpu"))
@@ -53,9 +53,10 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
 def nearest_errors(
     module: DASpeechModule, rows: Sequence[SpeechPair], lexicon: metrics.Lexicon
 ) -> dict[str, dict[str, float]]:
-    """For each decoder the phone error rate against the nearest accepted reference, and the share without an error.
+    """Score each decoder: the phone error rate against the nearest accepted reference, and the share of sentences
+    without an error.
 
-    Pauses are left out; `lexicon` is in lower case. The graph is decoded with lookahead.
+    Pauses are not counted. `lexicon` is in lower case. The graph is decoded with lookahead.
     """
     network, units = module.network.eval(), module.hparams["units"]
     errors: dict[str, list[int]] = {"dag": [], "ar": []}
@@ -77,7 +78,7 @@ def nearest_errors(
 
 
 def main() -> None:
-    """Command line: a JSON object a line, one for each run."""
+    """Run the command: print one JSON object a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="of checkpoints; the last one of each is taken")
     parser.add_argument("--corpus", type=Path, default=Path("data/corpus"))

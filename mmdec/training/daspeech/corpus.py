@@ -1,7 +1,7 @@
-"""The corpus as tensors, in batches that any run draws alike.
+"""The corpus as tensors, in batches that do not depend on interruptions.
 
-Randomness belongs to the step, not to the process: the batches of an epoch follow from (seed, epoch), so that a run
-that was killed goes on with the batches, and the losses, of one that was not.
+The batches of an epoch follow from (seed, epoch) only. So a killed and resumed run has the same batches, and losses, as
+an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
 from mmdec.training.processes import end_with_parent
 from mmdec.types import MmdecError
 
-_FORMAT = 1  # of the features on disk; a change makes the old ones void
+_FORMAT = 1  # version of the features on disk; a change makes old ones invalid
 
 
 def extract(clip: str) -> np.ndarray | str:
     """Features of one recording (N, 80) fp16, or the reason why there are none."""
     try:
-        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # as `translate_speech` hears it
+        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # the same as in `translate_speech`
     except MmdecError as error:
         return str(error)
     if features.shape[0] < 8 or not bool(torch.isfinite(features).all()):
@@ -59,13 +59,13 @@ def extract(clip: str) -> np.ndarray | str:
 
 
 def begin_worker(parent: int) -> None:
-    """One thread for each worker, which ends with the process that it works for."""
+    """Set a worker process to one thread, and let it end with its parent process."""
     end_with_parent(parent)
     torch.set_num_threads(1)
 
 
 class FeatureStore:
-    """Filterbanks of a list of recordings in one file, which a few processes make. Its index is written last."""
+    """Filterbanks of a list of recordings in one file, computed by a few processes. The index is written last."""
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)
@@ -75,7 +75,7 @@ class FeatureStore:
         index = json.loads(kept.read_text(encoding="utf-8"))
         written = kept.stat().st_mtime_ns
         if any(clip.name in index["bad"] and clip.stat().st_mtime_ns > written for clip in clips):
-            self._build(clips, jobs)  # a bad one was mended
+            self._build(clips, jobs)  # a bad recording has been repaired
             index = json.loads(kept.read_text(encoding="utf-8"))
         self.lengths = np.asarray(index["lengths"], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
@@ -87,13 +87,13 @@ class FeatureStore:
 
     @staticmethod
     def cache_folder(folder: Path, clips: Sequence[Path]) -> Path:
-        """Where the features of these recordings are kept."""
+        """The folder where the features of these recordings are stored."""
         digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
         return folder / f"{_FORMAT}-{digest.hexdigest()}"
 
     @classmethod
     def ready(cls, folder: Path, clips: Sequence[Path]) -> bool:
-        """Whether they have been computed."""
+        """Whether the features have been computed."""
         return (cls.cache_folder(folder, clips) / "index.json").is_file()
 
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
@@ -125,7 +125,7 @@ CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a training step of the linguistic half sees."""
+    """A batch for training of the linguistic half."""
 
     features: Tensor  # (B, N, 80)
     lengths: Tensor  # (B,) frames
@@ -133,8 +133,8 @@ class Batch:
     unit_lengths: Tensor  # (B,)
     text: Tensor  # (B, C) characters of the source sentence, padded with 0
     text_lengths: Tensor  # (B,)
-    rows: list[tuple[int, ...]]  # which rows each item is made of
-    acoustic: AcousticBatch | None = None  # in the joint stage
+    rows: list[tuple[int, ...]]  # indices of the rows that each item is made of
+    acoustic: AcousticBatch | None = None  # only in the joint stage
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
@@ -159,7 +159,8 @@ class Item:
 
 
 class SpeechDataset(Dataset[Item]):
-    """Items are tuples of row numbers: several rows become one utterance with a pause between them."""
+    """A dataset whose indices are tuples of row numbers: several rows are joined to one utterance, with pauses between
+    them."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class SpeechDataset(Dataset[Item]):
 
 
 def collate(items: Sequence[Item]) -> Batch:
-    """Pad to the longest; units get <s> and </s>."""
+    """Pad to the longest item, and add <s> and </s> to the units."""
     targets = [torch.tensor([BOS, *item.units, EOS]) for item in items]
     text = [torch.tensor(item.text, dtype=torch.long) for item in items]
     acoustic = None
@@ -221,7 +222,8 @@ def collate(items: Sequence[Item]) -> Batch:
 
 
 class EpochBatches:
-    """The batches of one epoch: a fixed number of steps, similar lengths together, a share of them concatenated."""
+    """The batches of one epoch: a fixed number of steps, items of similar length, a share of them joined from two
+    rows."""
 
     def __init__(
         self,
@@ -244,7 +246,7 @@ class EpochBatches:
             items.append((numbers.pop(), numbers.pop()) if join else (numbers.pop(),))
         items.sort(key=lambda item: sum(lengths[number] for number in item))
         batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
-        # Neighbouring lengths go to different ranks at one step, so that no rank waits for another.
+        # At each step the ranks get items of similar length, so that no rank waits for another.
         groups = [batches[start : start + world] for start in range(0, len(batches), world)]
         order = generator.permutation(len(groups))
         self.batches = [groups[number][rank] for number in order]
@@ -257,13 +259,16 @@ class EpochBatches:
 
 
 class SpeechTranslationData(LightningDataModule):
-    """CVSS with Common Voice, or the phrasebook, which has the same layout.
+    """A data module for CVSS with Common Voice, or for the phrasebook, which has the same layout.
 
-    Args: the two corpora's folders; `rendering`: "all" takes each row's own translation, "canonical" one for each
-    source sentence; `concatenate`: share of items made of two utterances; `steps_per_epoch`: an epoch is a number of
-    steps, after which a checkpoint may be written; `upsample`, `min_vertices`: the model's graph size, to leave out
-    rows whose units do not fit; `acoustic`: what the joint stage needs besides; `limit`: so many training rows, the
-    first ones: features of more need not be there; `max_bad_share`, `allow_absolute_paths`: see `Admission`.
+    common_voice, cvss: folders of the two corpora.
+    rendering: "all": each row's own translation; "canonical": one translation for each source sentence.
+    concatenate: share of items that are joined from two utterances.
+    steps_per_epoch: number of steps in an epoch; a checkpoint may be written after it.
+    upsample, min_vertices: the model's graph size; rows whose units do not fit are left out.
+    acoustic: what the joint stage needs in addition.
+    limit: use only the first `limit` training rows; only these need features.
+    max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
     def __init__(
@@ -303,14 +308,14 @@ class SpeechTranslationData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The vocabulary: that of the training split's alignments."""
+        """The vocabulary: the phones of the training split's alignments."""
         if self._units is None:
             rows, _ = read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)
             self._units = vocabulary(rows)
         return self._units
 
     def prepare_data(self) -> None:
-        """Features, once for all ranks."""
+        """Compute missing features, in one process only."""
         splits = ("train", self.validation_split)
         names = ([name for name, _ in read_translations(self.cvss, split, self.admission)] for split in splits)
         check_apart(names, "recordings", "Take them out of train.tsv.")
@@ -374,7 +379,7 @@ class SpeechTranslationData(LightningDataModule):
             self.trainer.global_rank,
             self.trainer.world_size,
         )
-        # The loader is typed by the items of its data set, not by what `collate` makes of them.
+        # The type is that of the dataset's items, not of the batches that `collate` makes.
         loader: Any = DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)
         return loader
 

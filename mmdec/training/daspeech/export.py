@@ -1,4 +1,4 @@
-"""From checkpoints to a model's directory: averaging, and the parts put together.
+"""Builds a model's directory from checkpoints, whose weights are averaged, and the other parts.
 
 python -m mmdec.training.daspeech.export --joint runs/joint/checkpoints --vocoder runs/vocoder \
     --out runs/daspeech-phrasebook
@@ -27,12 +27,13 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
-    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
+    step."""
     return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
 
 
 def save_network(network: SpeechToUnits, path: Path) -> None:
-    """A network's weights as safetensors: what `InitialWeights` starts from."""
+    """Save a network's weights as safetensors, as `InitialWeights` reads them."""
     write_whole(path, save({name: value.contiguous() for name, value in network.state_dict().items()}))
 
 
@@ -47,7 +48,7 @@ def assemble(
     voiced = read_weights([checked_file(vocoder_folder, "vocoder.safetensors", "vocoder")], "vocoder")
     sizes = VocoderConfig(**described["config"])
     vocoder = fill(lambda: Vocoder(sizes), voiced, "vocoder", vocoder_folder)
-    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # which this corpus's training admitted
+    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # training has checked these rows already
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
     training = {

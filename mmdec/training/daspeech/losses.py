@@ -13,18 +13,18 @@ from mmdec.nn.dag_decoder import PAD, DagDecoder, Lattice
 
 @dataclass(frozen=True)
 class GraphLoss:
-    """Value and what else a step wants to know."""
+    """The graph loss of a batch, and values that other losses and logs use."""
 
     value: Tensor  # scalar
-    invalid: Tensor  # rows whose target does not fit the graph, or whose likelihood is not finite; left out
-    match: Tensor  # (B, M, L)
+    invalid: Tensor  # number of rows left out: the target does not fit the graph, or the likelihood is not finite
+    match: Tensor  # (B, M, L) log-probability of target m at vertex l
 
 
 def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
-    """-mean over rows of log P(Y|X) / M (DASpeech, section 3.1), rows that are not finite set to 0 and counted.
+    """-mean over rows of log P(Y|X) / M (DASpeech, section 3.1). Rows that are not finite are set to 0 and counted.
 
-    `forced` (B, L) holds at a vertex the index of the target token that GLAT showed it, -1 elsewhere: such a vertex
-    emits that token for sure and no other, without a gradient.
+    `forced` (B, L) has, for a vertex to which GLAT showed a target token, the index of this token; -1 elsewhere. Such a
+    vertex emits this token with probability 1, without a gradient.
     """
     match = lattice.matches(units)
     if forced is not None:
@@ -47,13 +47,14 @@ def glance(
     unit_lengths: Tensor,
     ratio: float,
 ) -> tuple[Tensor, Tensor]:
-    """GLAT's first pass ("number-random"): which vertices get to see their token.
+    """GLAT's first pass ("number-random"): chooses the vertices that are shown their target token.
 
     Returns `given` (B, L), unit or -1, for the decoder's second pass, and `forced` (B, L), target index or -1, for the
-    loss. The number shown is ratio x (M - tokens already right on the best path). Both passes use the same dropout.
+        loss. The number of shown tokens is ratio x (M - tokens already right on the best path). Both passes use the
+        same dropout.
     """
     devices = [states.device] if states.is_cuda else []
-    with torch.random.fork_rng(devices):  # nothing drawn here is missing from the second pass's dropout
+    with torch.random.fork_rng(devices):  # restores the generator, so that the second pass draws the same dropout
         lattice = decoder(states, state_lengths, frame_lengths)
         noise = torch.rand(lattice.logits.shape[:2], device=states.device)
     path = lattice.best_alignment(lattice.matches(units), unit_lengths)  # (B, L)

@@ -1,4 +1,5 @@
-"""Training of DASpeech: speech to phones (graph and autoregressive baseline at once), then jointly with the voice."""
+"""Training of DASpeech: speech to phones (graph decoder and autoregressive baseline together), then jointly with the
+voice."""
 
 from __future__ import annotations
 
@@ -30,10 +31,10 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Masks (SpecAugment, Park et al. 2019) and warps, for a padded batch on any device, from torch's global generator.
+    """SpecAugment masks (Park et al. 2019) and warps, for a padded batch on any device, from torch's global generator.
 
-    Defaults: DASpeech's (F=27 once, T=100 once, always), no warp. Warps, a voice of another size and another pace, are
-    for corpora with few speakers.
+    The defaults are DASpeech's: one frequency mask (F=27), one time mask (T=100), always, no warp. Warps change the
+    voice's size and the pace; they help on corpora with few speakers.
     """
 
     frequency_width: int = 27
@@ -44,7 +45,7 @@ class Augmentation:
     time_warp: float = 0.0  # the largest relative change of pace
 
     def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """features (B, N, 80), lengths (B,) -> the same, changed; padding stays zero."""
+        """Augment features (B, N, 80) of lengths (B,). Returns features and lengths; padding stays zero."""
         if self.time_warp or self.frequency_warp:
             features, lengths = self._warp(features, lengths)
         b, n, bands = features.shape
@@ -56,15 +57,15 @@ class Augmentation:
             keep = keep & ~((bins >= start) & (bins < start + width))[:, None]
         frames = torch.arange(n, device=features.device)[None]
         for _ in range(self.time_masks):
-            # A mask never hides more than a fifth of a short utterance: torchaudio's masks know no lengths of rows.
+            # A mask hides at most a fifth of a short utterance. (torchaudio's masks do not know each row's length.)
             bound = (lengths[:, None] * 0.2).clamp(max=self.time_width)
             width = torch.rand(b, 1, device=features.device) * bound
             start = torch.rand(b, 1, device=features.device) * (lengths[:, None] - width)
             keep = keep & ~((frames >= start) & (frames < start + width))[..., None]
-        return features * keep, lengths  # the features have zero mean: a mask is silence of average colour
+        return features * keep, lengths  # features have zero mean: a mask is the average frame
 
     def _warp(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Resample both axes by one bilinear look-up, a pace and a stretch for each row."""
+        """Resample both axes in one bilinear look-up, with a pace and a stretch for each row."""
         b, n, bands = features.shape
         device = features.device
         pace = 1 + (2 * torch.rand(b, device=device) - 1) * self.time_warp
@@ -85,9 +86,9 @@ SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
 
 @dataclass(frozen=True)
 class DASpeechOptions:
-    """What a recipe sets. The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k,
-    inverse-sqrt, GLAT .5 to .1 over 100k updates) but for one loss: the autoregressive baseline is trained on the same
-    encoder, which the paper does not do; `ar_weight` 0 leaves it out.
+    """Options that a recipe sets. The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k,
+    inverse-sqrt, GLAT .5 to .1 over 100k updates), with one more loss: the autoregressive baseline is trained on the
+    same encoder. `ar_weight` 0 switches this off, as in the paper.
 
     model: sizes that differ from those of `size`, by dotted name ("dag.layers": 2).
     """
@@ -131,11 +132,11 @@ class DASpeechModule(LightningModule):
     """L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
 
     With `mu` 0 (first stage) there is no acoustic model. With `mu` > 0 (joint stage; the paper's is 5) the acoustic
-    model reads the expected hidden states of the graph under the `posterior`; a share `embedding_share` of the rows,
-    and those that do not fit their graph, read phone embeddings instead: the autoregressive baseline keeps its road to
-    the same voice.
+    model reads the expected hidden states of the graph under the `posterior`. A share `embedding_share` of the rows,
+    and those that do not fit their graph, read phone embeddings instead, so that the autoregressive baseline can still
+    use the same voice.
 
-    options: those of `DASpeechOptions`. All randomness of a step follows from (seed, step, rank).
+    options: fields of `DASpeechOptions`. All randomness of a step follows from (seed, step, rank).
     """
 
     def __init__(self, units: list[str], augmentation: Augmentation | None = None, **options: Any) -> None:
@@ -155,7 +156,7 @@ class DASpeechModule(LightningModule):
         return kind(self.config, num_units)
 
     def setup(self, stage: str) -> None:
-        """The data leaves out what does not fit the graph: it must know the graph's size as it is here."""
+        """Tell the data the graph's size, because it leaves out rows that do not fit the graph."""
         data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # undeclared by Lightning
         if not isinstance(data, SpeechTranslationData):
             return
@@ -173,12 +174,12 @@ class DASpeechModule(LightningModule):
         torch.manual_seed(seed * 64 + self.global_rank)
 
     def glat_ratio(self) -> float:
-        """Linear from start to end."""
+        """The share of the target that the graph decoder sees at this step: linear from start to end."""
         part = min(1.0, self.global_step / max(self.options.glat_steps, 1))
         return self.options.glat_start + part * (self.options.glat_end - self.options.glat_start)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """All parts of the loss of a batch; `loss` is their sum."""
+        """The loss of a batch and its parts by name; `loss` is the sum of the parts."""
         net = self.network
         features, lengths = batch.features, batch.lengths
         if self.training:
@@ -205,17 +206,18 @@ class DASpeechModule(LightningModule):
         return parts
 
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
-        """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3); gradients reach the vertices only."""
+        """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3). Gradients reach only the vertices
+        v_j."""
         net, targets = self.network, batch.acoustic
         if not isinstance(net, DASpeech) or targets is None:
             raise InputError(
                 "`acoustic` of the data must be true in the joint stage, but is false. Set it in the recipe."
             )
         posterior = lattice.posterior(match, batch.unit_lengths, self.options.posterior)
-        # <s> is dropped, </s> kept with no frames.
+        # <s> is removed; </s> stays, with no frames.
         expected = lattice.expected_states(posterior)[:, 1:]
         inputs = net.acoustic_input(expected)
-        # A row whose graph cannot hold its target has no path, and so no hidden states to speak from.
+        # A row whose target does not fit its graph has no path, and so no hidden states for the acoustic model.
         plain = (posterior.flatten(1).sum(1) == 0)[:, None, None]
         share = self.options.embedding_share
         if share > 0:
@@ -255,7 +257,8 @@ class DASpeechModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by norm here: under mixed precision Lightning refuses fused optimizers, but bf16 scales no gradients."""
+        """Clip gradients by norm. Lightning refuses this for fused optimizers in mixed precision, but bf16 needs no
+        gradient scaling."""
         if gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
@@ -267,12 +270,12 @@ class DASpeechModule(LightningModule):
         return scheduled(optimizer, lambda step: self.rate(step))
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Encoder states, for tools that look at a module by its forward."""
+        """Encoder states. Only for tools that inspect a module's forward."""
         return self.network.encode(features, lengths)[0]
 
 
 def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
-    """Load what fits by name and shape; returns the names that kept their initial values."""
+    """Load the weights that fit by name and shape. Returns the names that kept their initial values."""
     own = network.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     network.load_state_dict(fitting, strict=False)
@@ -280,15 +283,15 @@ def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
 
 
 class InitialWeights(Callback):
-    """Loads safetensors into the network before a fresh run; a resumed run keeps its checkpoint's weights.
+    """Loads safetensors files into the network before a new run; a resumed run keeps its checkpoint's weights.
 
-    Names and shapes that do not fit keep their initial values and are counted: none fitting is an error.
+    Weights that do not fit by name and shape keep their initial values and are counted. It is an error if none fits.
     """
 
     def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
         self.files = [(Path(file), "") for file in files]
         if acoustic is not None:
-            self.files.append((Path(acoustic), "tts."))  # trained alone: its names lack the whole network's prefix
+            self.files.append((Path(acoustic), "tts."))  # its names lack the network's prefix
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path:
@@ -299,7 +302,7 @@ class InitialWeights(Callback):
                     f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
                 )
             state = {prefix + name: value.float() for name, value in read_weights([file], "files").items()}
-            network: Any = pl_module.network  # torch types what it finds in a module as a tensor, too
+            network: Any = pl_module.network  # torch's types allow a tensor here, too
             if prefix:
                 self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
             left = load_network(network, state)
@@ -309,7 +312,8 @@ class InitialWeights(Callback):
             rank_zero_info(f"{file}: {taken} tensors loaded")
 
     def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
-        """Put the phones' embeddings in this model's order; a phone that the voice never met keeps its initial row."""
+        """Put the phones' embeddings in this model's order. A phone that the loaded voice does not have keeps its
+        initial row."""
         earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
         rows = own["tts.units.weight"].clone()
         for index, unit in enumerate(units):

@@ -1,7 +1,6 @@
-"""DASpeech's part of `make train`: four stages, speech to phones, voice, vocoder, and the joint stage, whose learning
-rate falls to zero as the time ends. Runs in runs/ are resumed. If there are none but there is a model, all the time
-goes to the joint stage, which starts from its weights and trains everything but the vocoder.
-"""
+"""DASpeech's part of `make train`. It has four stages: speech to phones, voice, vocoder, and the joint stage, whose
+learning rate falls to zero at the end of the time. Runs in runs/ are resumed. If there are none but there is a model,
+all the time goes to the joint stage, which starts from the model's weights and trains everything but the vocoder."""
 
 from __future__ import annotations
 
@@ -39,11 +38,11 @@ from mmdec.training.timed_run import (
 )
 from mmdec.types import InputError, MmdecError
 
-SAMPLE = 24  # recordings that are timed
+SAMPLE = 24  # number of recordings that are timed for an estimate
 
 
 def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> int | None:
-    """Training rows whose features can be computed by `time`; None where those of all can, or are there.
+    """The number of training rows whose features can be computed by `time`; None if the time is enough for all.
 
     data: the options of `SpeechTranslationData`. acoustic: whether the English half is needed, too.
     """
@@ -56,7 +55,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
         return None
     some = rows[:: max(1, len(rows) // SAMPLE)]
     each = 0.0
-    extract(str(some[0].clip))  # the first call pays for what is set up once
+    extract(str(some[0].clip))  # the first call includes one-time set-up
     if not heard:
         each += time.spent_on(lambda: sum(len(extract(str(row.clip))) for row in some))[1] / data.get("jobs", 2)
     if not spoken:
@@ -68,7 +67,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
 def _spoken(row: SpeechPair) -> int:
     try:
         return len(acoustic_targets(load_audio(row.recording), row.alignment).mel)
-    except InputError:  # counted, and named, where the features are made
+    except InputError:  # bad rows are reported where the features are made
         return 0
 
 
@@ -77,16 +76,16 @@ RECIPES = Path("recipes/daspeech/phrasebook")
 CORPUS = Path("data/corpus")
 PAIRS = CORPUS / "cv" / "fr", CORPUS / "cvss_c"
 BUILDER = Path("data/build/phrasebook.py")
-PREPARED = 0.25  # share of the time for the corpus's features, if they are missing
-COMPARISON = 20.0  # seconds reserved for the scores at the end, if none were taken before
+PREPARED = 0.25  # share of the time for computing features, if they are missing
+COMPARISON = 20.0  # seconds reserved for the final scores, if no duration is known from before
 SHARES = {"units": 0.55, "acoustic": 0.08, "vocoder": 0.12, "joint": 0.25}  # of the time, for each stage
-RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # what a finished run leaves in its folder
+RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # the file that a finished run writes
 NETWORK = RUNS / "units" / "network.safetensors"
 JOINT = RUNS / "joint"
 
 
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-    """Run the stages until `time`, export the model to runs/ and compare it with the one that it began from.
+    """Run the stages until `time`, export the model to runs/ and compare it with the model that training began from.
 
     `fresh` trains from random weights: the runs in runs/ are renamed, and no earlier weights are used.
     """
@@ -111,7 +110,8 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
 
 
 def timed(stage: str, start: Path | None, limit: int | None) -> TimedStage:
-    """start: the model that the joint stage begins from. limit: training rows whose features there is time for."""
+    """A stage with its data options. start: the model that the joint stage begins from. limit: number of training rows
+    whose features there is time for."""
 
     def configure(time: Allowance) -> Recipe:
         if stage == "joint":
@@ -140,8 +140,8 @@ def stage_recipe(stage: str) -> Recipe:
 
 
 def known_model() -> Path | None:
-    """The model to compare with: a better one of an earlier run, or the shipped one. None if its phones are not those
-    of the corpus."""
+    """The model to compare with: a better one from an earlier run, or the shipped one. None if its phones are not the
+    corpus's."""
     folder = start_model(MODEL)
     if not (folder / "model.safetensors").is_file():
         return None
@@ -153,7 +153,7 @@ def known_model() -> Path | None:
 
 
 def unfinished() -> list[str]:
-    """The stages to run: voice and vocoder only until their recipe's number of steps is done."""
+    """Names of the stages to run. Voice and vocoder are left out once their recipe's number of steps is reached."""
 
     def done(stage: str) -> bool:
         if not (RUNS / stage / RESULTS[stage]).is_file():
@@ -165,31 +165,32 @@ def unfinished() -> list[str]:
 
 
 def total_batches(recipe: dict[str, Any]) -> int:
-    """How many steps a recipe takes in all."""
+    """Number of steps in a recipe."""
     trainer, steps = recipe["trainer"], recipe["data"]["init_args"]["steps_per_epoch"]
     return trainer["max_steps"] if trainer.get("max_steps", -1) > 0 else trainer["max_epochs"] * steps
 
 
 def batches_done(checkpoint: Path) -> int:
-    """Batches that a checkpoint's run has seen; steps of an optimizer count twice where there are two."""
+    """Number of batches that a checkpoint's run has processed. (With two optimizers Lightning counts each step
+    twice.)"""
     return read_checkpoint(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
 
 
 def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
-    """A stage's recipe, fitted to the time and the machine."""
+    """A stage's recipe, adapted to the time and the machine."""
     recipe = stage_recipe(stage)
     total = total_batches(recipe)
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
     written = data["steps_per_epoch"]
     steps = epoch_steps(time.left, 1.0, written)
-    if last(stage).is_file():  # schedules count in epochs: a run that goes on keeps its own, if it has one
+    if last(stage).is_file():  # schedules count in epochs: a resumed run keeps its own
         chosen = RUNS / stage / "schedule.yaml"
         steps = read_recipe(chosen)["data"]["init_args"]["steps_per_epoch"] if chosen.is_file() else written
     data["steps_per_epoch"] = steps
     trainer["check_val_every_n_epoch"] = max(1, trainer["check_val_every_n_epoch"] * written // steps)
     trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], steps)
     callbacks = {entry["class_path"].rpartition(".")[2]: entry for entry in trainer["callbacks"]}
-    # Only what is saved at an epoch's end goes on rightly.
+    # Only state saved at an epoch's end can be resumed exactly.
     callbacks["ModelCheckpoint"]["init_args"] |= {"every_n_epochs": 1, "save_on_train_epoch_end": True}
     deadline: dict[str, Any] = {}
     if stage in RESULTS:
@@ -205,7 +206,7 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
         if start is not None:
             files = [start / "encoder.safetensors", start / "model.safetensors"]
             callbacks["InitialWeights"]["init_args"] = {"files": [str(file) for file in files]}
-            model["lr"] = model["lr"] / 3  # the weights have settled: a full rate would shake them
+            model["lr"] = model["lr"] / 3  # trained weights: the full rate would disturb them
         elif before.is_file():
             callbacks["InitialWeights"]["init_args"] = {"files": [str(before), str(NETWORK)]}
     set_deadline(recipe, stage, time.end, **deadline)
@@ -214,7 +215,8 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
 
 
 def begin_joint(start: Path | None) -> None:
-    """Make way for a new joint stage, which keeps the voice of the last one; on shipped weights one cut off goes on."""
+    """Prepare a new joint stage: delete the old checkpoints. Without `start`, the old weights are saved first, because
+    the new stage keeps their voice. With `start`, an interrupted run is left to be resumed."""
     finished, checkpoints = JOINT / "finished", JOINT / "checkpoints"
     if last("joint").is_file() and (start is None or finished.is_file()):
         if start is None:
@@ -224,7 +226,7 @@ def begin_joint(start: Path | None) -> None:
 
 
 def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Outcome:
-    """Assemble the model in runs/, with its scores."""
+    """Assemble the model in runs/, and return its scores. before: the old model's score."""
     checkpoint = newest(JOINT / "checkpoints", 1)
     after = phone_errors(checkpoint[0], data)
     better = before is None or after < before
@@ -235,7 +237,7 @@ def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Out
 
 
 def vocoder_folder() -> Path:
-    """The vocoder trained here, or the shipped one in the same form."""
+    """Folder of the vocoder trained here, or of the shipped one in the same form."""
     own = RUNS / "vocoder"
     if (own / RESULTS["vocoder"]).is_file():
         return own
@@ -251,7 +253,7 @@ def vocoder_folder() -> Path:
 
 
 def set_aside() -> None:
-    """Rename the stages' runs; nothing is thrown away."""
+    """Rename the stages' runs. Nothing is deleted."""
     folders = [folder for stage in SHARES if (folder := RUNS / stage).exists()]
     if not folders:
         return
@@ -263,9 +265,9 @@ def set_aside() -> None:
 
 
 def missing() -> str:
-    """Build the corpus, or go on with it, where it is missing; needs espeak-ng and flite, once. There is always
-    something to train: ""."""
-    finished = CORPUS / "lexicon.tsv"  # what the builder writes last
+    """Build the corpus if it is missing, or resume its build; this needs espeak-ng and flite. Returns "": there is
+    always something to train."""
+    finished = CORPUS / "lexicon.tsv"  # the builder writes this file last
     if finished.is_file():
         return ""
     lacking = [program for program in ("espeak-ng", "flite") if shutil.which(program) is None]

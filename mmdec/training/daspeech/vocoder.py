@@ -1,6 +1,6 @@
 """Vocoder training: spectral losses first (Yamamoto et al. 2020), then an optional light adversarial stage.
 
-The discriminators are small, and never shipped.
+The discriminators are small, and are never shipped.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.optim import Schedule
 from mmdec.types import InputError
 
-SIZES = (256, 512, 1024)  # windows of the discriminators, in samples; the hop is a quarter
-SPECTRA = (128, 256, 512, 1024, 2048)  # the same of the spectral loss
+SIZES = (256, 512, 1024)  # window sizes of the discriminators, in samples; the hop is a quarter
+SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss
 
 
 class SpectrogramDiscriminator(nn.Module):
-    """Judges patches of a log-magnitude spectrogram (after Jang et al., 2021), with few channels."""
+    """Scores patches of a log-magnitude spectrogram as real or generated (after Jang et al., 2021), with few
+    channels."""
 
     def __init__(self, size: int, channels: int) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class SpectrogramDiscriminator(nn.Module):
         self.out = nn.utils.parametrizations.weight_norm(nn.Conv2d(2 * channels, 1, 3, padding=1))
 
     def forward(self, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(B, T) -> patch scores (B, 1, bins', frames) and the features on the way."""
+        """Samples (B, T) -> patch scores (B, 1, bins', frames), and the features of the inner layers."""
         window = self.get_buffer("window")
         spectrum = torch.stft(samples, self.size, self.size // 4, window=window, return_complex=True)
         x = (spectrum.real.square() + spectrum.imag.square() + 1e-6).log()[:, None] * 0.25  # (B, 1, bins, frames)
@@ -65,7 +66,7 @@ class SpectrogramDiscriminator(nn.Module):
 
 
 class Discriminators(nn.Module):
-    """One for each resolution."""
+    """One discriminator for each resolution."""
 
     def __init__(self, channels: int = 12) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Discriminators(nn.Module):
 
 
 def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> Tensor:
-    """Least squares: recordings to 1, made sound to 0."""
+    """Least-squares loss: recordings toward 1, generated sound toward 0."""
     total = generated.new_zeros(())
     for (false, _), (true, _) in zip(judges(generated), judges(truth), strict=True):
         total = total + false.square().mean() + (true - 1).square().mean()
@@ -84,7 +85,7 @@ def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor)
 
 
 def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """How far made sound is from being taken for a recording, and the L1 distance of the features."""
+    """The generator's adversarial loss, and the L1 distance of the discriminators' features."""
     with torch.no_grad():
         wanted = judges(truth)
     fooled, matched, count = generated.new_zeros(()), generated.new_zeros(()), 0
@@ -114,10 +115,10 @@ def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Crops:
-    """A batch of pieces of F frames."""
+    """A batch of crops of F frames."""
 
-    mel: Tensor  # (B, F, 80), what the vocoder sees
-    samples: Tensor  # (B, F * 256), what it should give
+    mel: Tensor  # (B, F, 80), the vocoder's input
+    samples: Tensor  # (B, F * 256), its target
     pitch: Tensor  # (B, F) Hz, without gaps
     voiced: Tensor  # (B, F) bool
 
@@ -128,19 +129,19 @@ class Crops:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording, compact."""
+    """One recording in small dtypes."""
 
     samples: np.ndarray  # (F * 256,) int16
     mel: np.ndarray  # (F, 80) fp16
-    predicted: np.ndarray | None  # (F, 80) fp16: as `mel`, where the acoustic model has its say
+    predicted: np.ndarray | None  # (F, 80) fp16: the acoustic model's prediction of `mel`, if there is such a model
     pitch: np.ndarray  # (F,) Hz, zero where unvoiced
 
 
 class VocoderData(LightningDataModule):
-    """Random pieces of the English recordings, silence included; drawn from (seed, epoch) alone.
+    """A data module: random crops of the English recordings, silence included; drawn from (seed, epoch) alone.
 
-    `acoustic` names a folder with `tts.safetensors` and `tts.json`: then half of the pieces come with the mel that
-    this model predicts (durations, pitch and energy given), which is what the vocoder will see in use.
+    `acoustic` is a folder with `tts.safetensors` and `tts.json`. With it, half of the crops have the mel that this
+    model predicts from the true durations, pitch and energy, because the vocoder reads predicted mels in use.
     `max_bad_share`, `allow_absolute_paths`: see `Admission`.
     """
 
@@ -177,7 +178,7 @@ class VocoderData(LightningDataModule):
         return []
 
     def prepare_data(self) -> None:
-        """The caches of acoustic targets, once for all ranks."""
+        """Compute the caches of acoustic targets, in one process only."""
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
@@ -215,7 +216,7 @@ class VocoderData(LightningDataModule):
 
 
 class _Pieces(torch.utils.data.Dataset[Crops]):
-    """Index (item, where in 0..1, which mel in 0..1) -> one piece, or the whole recording if `frames` is None."""
+    """Index (item, place in 0..1, kind of mel in 0..1) -> one crop, or the whole recording if `frames` is None."""
 
     def __init__(self, recordings: list[Recording], frames: int | None) -> None:
         self.recordings, self.frames = recordings, frames
@@ -237,7 +238,7 @@ class _Pieces(torch.utils.data.Dataset[Crops]):
 
 
 def stack(pieces: list[Crops]) -> Crops:
-    """Pieces of one size to a batch."""
+    """Stack crops of one size to a batch."""
     parts = ("mel", "samples", "pitch", "voiced")
     return Crops(*(torch.cat([getattr(piece, part) for piece in pieces]) for part in parts))
 
@@ -248,7 +249,7 @@ def _continuous(contour: Tensor) -> Tensor:
 
 
 def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
-    """Read one recording; shorter than `least` frames it is padded with silence."""
+    """Read one recording, and pad it with silence to at least `least` frames."""
     samples = load_audio(speech.wav(item))
     frames = max(samples.shape[0] // HOP, least)
     samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
@@ -271,7 +272,7 @@ def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[st
 
 
 def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
-    """The model that `AcousticModule.export` wrote, and its units."""
+    """Load the model that `AcousticModule.export` wrote, and its units."""
     if not (folder / "tts.json").is_file():
         raise InputError(f"`acoustic` must hold tts.json, but '{folder}' does not. Train the acoustic model first.")
     described = read_settings(folder / "tts.json", "acoustic")
@@ -288,13 +289,12 @@ def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
 
 
 class VocoderModule(LightningModule):
-    """`Vocoder` against its recordings: spectral loss at five resolutions, L1 of the mel, squared error of log pitch.
+    """Trains a `Vocoder` on recordings: spectral loss at five resolutions, L1 of the mel, squared error of log pitch.
 
-    From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares game with feature matching;
-    they hear the first `judged` pieces of a batch, being slower than the vocoder.
-    `units` is what the command line passes to every model; the vocoder knows no phones.
-    Cosine schedule to 0 at the trainer's `max_epochs`. When training ends `vocoder.safetensors` and `vocoder.json` are
-    written to the trainer's root.
+    From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares adversarial loss with feature
+    matching. They are slower than the vocoder, so they process only the first `judged` crops of a batch. `units` is
+    passed by the command line to every model; the vocoder does not use phones. Cosine schedule to 0 at the trainer's
+    `max_epochs`. When training ends, `vocoder.safetensors` and `vocoder.json` are written to the trainer's root.
     """
 
     def __init__(
@@ -316,10 +316,10 @@ class VocoderModule(LightningModule):
         self.learning_rate, self.warmup, self.weight_decay, self.seed = learning_rate, warmup, weight_decay, seed
         self.mel_weight, self.adversarial_from = mel_weight, adversarial_from
         self.adversarial_weight, self.feature_weight, self.judged = adversarial_weight, feature_weight, judged
-        self.batches = 0  # seen so far, over all runs; Lightning's own step counts both optimizers
+        self.batches = 0  # number seen over all runs; Lightning's own step counts both optimizers
         torch.manual_seed(seed)
         self.vocoder = Vocoder(VocoderConfig())
-        self.discriminators = Discriminators()  # also where they never play: a run may be resumed with them
+        self.discriminators = Discriminators()  # always present, because a resumed run may need them
 
     def setup(self, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
@@ -344,7 +344,7 @@ class VocoderModule(LightningModule):
     def training_step(self, batch: Crops, batch_idx: int) -> None:
         steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined] # undeclared by Lightning
         step, self.batches = self.batches, self.batches + 1
-        # A resumed step draws the noise that an unbroken one would, and no two ranks draw the same.
+        # A resumed step draws the same noise as an uninterrupted one; each rank draws its own.
         torch.manual_seed((self.seed * 1_000_003 + step) * 64 + self.global_rank)
         player, judge = self.optimizers()  # type: ignore[misc] # `configure_optimizers` gives two
         schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
@@ -382,7 +382,7 @@ class VocoderModule(LightningModule):
         }
 
     def validation_step(self, batch: Crops, batch_idx: int) -> None:
-        generated, predicted = self.vocoder.synthesise(batch.mel)  # as in use: its own pitch
+        generated, predicted = self.vocoder.synthesise(batch.mel)  # as in use: with predicted pitch
         parts = {f"dev/{name}": value for name, value in self._losses(batch, generated, predicted).items()}
         self.log_dict(parts, batch_size=1, sync_dist=True)
 
@@ -391,7 +391,7 @@ class VocoderModule(LightningModule):
             self.export(Path(self.trainer.default_root_dir))
 
     def export(self, folder: Path) -> None:
-        """`vocoder.safetensors` (fp32 weights and statistics) and `vocoder.json` (sizes)."""
+        """Write `vocoder.safetensors` (fp32 weights and statistics) and `vocoder.json` (sizes)."""
         state = {name: value.contiguous().cpu() for name, value in self.vocoder.state_dict().items()}
         write_whole(folder / "vocoder.safetensors", save(state))
         described = {"config": asdict(self.vocoder.config)}

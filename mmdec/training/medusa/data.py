@@ -1,7 +1,7 @@
-"""What Medusa heads are trained on: windows of a corpus, prompts, and the model's own greedy text, decoded in batches.
+"""Training data of Medusa heads: windows of a corpus, prompts, and the model's own greedy text, decoded in batches.
 
-The text is what `generate` would give: the same prompts, suppressed tokens and timestamp rules. The heads that are
-being trained draft; the text does not depend on them.
+The text is what `generate` would give: the same prompts, suppressed tokens and timestamp rules. The heads in training
+draft while it is decoded; the text does not depend on them.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ def own_text(
     nodes: int = 0,
     drafter: Drafter | None = None,
 ) -> list[list[int]]:
-    """Greedy tokens of each window, EOS included where it came.
+    """Greedy tokens of each window, EOS included if it was reached.
 
-    states (B, S, H) of the encoder; prompts: what the decoder reads first; timed: which windows are under the rules for
-    timestamps; limit: new tokens at most, as far as the decoder's positions reach; heads, or the drafter, draft
-    `nodes` tokens a round.
+    states: (B, S, H) of the encoder. prompts: the decoder's prompt of each window. timed: which windows follow the
+        rules for timestamps. limit: the most new tokens; the decoder's positions are a further limit. nodes: number of
+        tokens that `heads` or `drafter` draft in each round.
     """
     shape = None
     if heads is not None and nodes > 0:
         shape = HeadAccuracy(expected(heads.config.heads))
         drafter = Medusa(
             copy.deepcopy(heads).to(model.dtype), model.proj_out
-        )  # they are trained in a precision of their own
+        )  # the heads are trained in a precision of their own
     texts: list[list[int]] = [[] for _ in prompts]
     for under_rules in (False, True):
         rows = [row for row, flag in enumerate(timed) if flag == under_rules]
@@ -96,13 +96,14 @@ def own_text(
 
 
 def ends(model: WhisperForConditionalGeneration) -> list[int]:
-    """Tokens that end a text."""
+    """Ids of the tokens that end a text."""
     end = model.generation_config.eos_token_id
     return list(end) if isinstance(end, list) else [int(end)]
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """Tells one model from another whose text may differ: by its sizes, its rules and some of each weight."""
+    """A hash of the model that differs if its texts may differ. It covers sizes, generation rules and some of each
+    weight."""
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -120,22 +121,22 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.devic
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-DETECT = -1  # in a prompt: the language that the model hears
-SHORT = 4.0  # seconds of speech in a window at least, where utterances are no longer
-TRAIN, DEV, ORDER = [1], [2], [3]  # what a random stream is for
-FORMAT = 1  # of the windows' names; a change makes labels that were kept void
+DETECT = -1  # in a prompt: the model detects the language
+SHORT = 4.0  # seconds of speech that a window has at least, unless its utterances are longer
+TRAIN, DEV, ORDER = [1], [2], [3]  # purposes of random streams
+FORMAT = 1  # version of the windows' names; a change makes stored labels invalid
 
 
 @dataclass(frozen=True)
 class HeadBatch:
     """B windows of 30 s."""
 
-    features: Tensor | None  # (B, mels, 3000); None where the states of all windows are kept
+    features: Tensor | None  # None where the states of all windows are stored
     prompts: list[list[int]]  # what the decoder reads first
     truth: list[list[int]]  # the transcripts' tokens, EOS included
     timed: list[bool]  # whether the prompt asks for timestamps
     names: list[str]  # one for each window and prompt
-    rows: list[tuple[int, ...]]  # which utterances each window is made of
+    rows: list[tuple[int, ...]]  # indices of the utterances in each window
 
     def to(self, device: torch.device) -> HeadBatch:
         """The same batch on another device."""
@@ -145,10 +146,11 @@ class HeadBatch:
 
 
 class Spelling:
-    """A Whisper's tokenizer as windows are written with it: special tokens are those that its `generate` goes by."""
+    """A Whisper's tokenizer for composing windows. Its special tokens are the ones that the model's `generate` uses."""
 
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
-        """language: None is to be heard. Raises InputError for a language or task that the model has not."""
+        """language: None: the model detects it. Raises InputError for a language or task that the model does not
+        support."""
         self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
         added = dict(tokenizer.get_added_vocab())
         self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
@@ -177,8 +179,8 @@ class Spelling:
         previous = getattr(config, "prev_sot_token_id", None)
         if previous is not None:
             self.names["<|startofprev|>"] = previous
-        self.recalls = "<|startofprev|>" in self.names  # whether there can be text before
-        # Names of what a prompt of ours does not take from here.
+        self.recalls = "<|startofprev|>" in self.names  # whether a prompt can hold previous text
+        # Tokens of our own prompts that are not looked up here.
         for name in ("<|en|>", "<|transcribe|>", "<|nospeech|>"):
             self.names.setdefault(name, self.eos_token_id)
 
@@ -189,7 +191,8 @@ class Spelling:
         return self.tokenizer(*texts, **options)
 
     def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
-        """A window's tokens -> the prompt in this model's own form, the text with EOS, whether it has times."""
+        """Split a window's tokens into the prompt in this model's form, the text with EOS, and whether it has
+        timestamps."""
         at = tokens.index(self.start)
         timed = self.quiet not in tokens[at : at + 4]
         prompt = [*tokens[:at], *self.head, *([] if timed else [self.quiet])]
@@ -197,7 +200,8 @@ class Spelling:
 
 
 class HeadWindows(Dataset[HeadBatch]):
-    """Batches, composed where they are asked for; not if the states of all their windows are `stored` by name."""
+    """A dataset that composes each batch when it is read. It reads no sound if the states of all its windows are in
+    `stored`."""
 
     def __init__(
         self,
@@ -219,7 +223,7 @@ class HeadWindows(Dataset[HeadBatch]):
         names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
         if all(name in self.stored for name in names):
             return HeadBatch(None, [], [], [], names, rows)
-        spelling: Any = self.spelling  # all that `compose` asks of a tokenizer is names, pieces and EOS
+        spelling: Any = self.spelling  # `compose` needs only these from a tokenizer: names, pieces and EOS
         composed = [compose(window, self.utterances, spelling, self.how) for window in windows]
         sounds = torch.zeros(len(composed), SECONDS * SAMPLE_RATE)
         for row, example in enumerate(composed):
@@ -228,7 +232,7 @@ class HeadWindows(Dataset[HeadBatch]):
         return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
-        """The key of a window and its prompt: a digest of everything that they are made from."""
+        """The key of a window with its prompt: a hash of everything that they are made from."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
             utterance = self.utterances[row]
@@ -241,7 +245,7 @@ class HeadWindows(Dataset[HeadBatch]):
 
 @dataclass(frozen=True)
 class HeadDataOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
     train_split, dev_split: folders in the corpus, or values of a manifest's column (null: all of it), several at a time
     too. longest: windows hold up to about so many seconds of speech. repeat_after: epochs after which the same windows
@@ -273,10 +277,10 @@ class HeadDataOptions:
 
 
 class HeadData(LightningDataModule):
-    """Windows of 30 s for the heads of a Whisper, joined from the utterances of one chapter.
+    """A data module: 30 s windows for the heads of a Whisper, each joined from utterances of one chapter.
 
-    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it. options: those of
-    `HeadDataOptions`.
+    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it. options: fields of
+        `HeadDataOptions`.
     """
 
     def __init__(self, base: str, corpus: str, **options: Any) -> None:
@@ -289,7 +293,7 @@ class HeadData(LightningDataModule):
         self.cut: dict[str, list[Utterance]] = {}  # the rows of each split, long recordings in parts
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
 
-    # What may be missing is looked for late: errors from here reach the user as they are.
+    # Missing files are looked for only here, so that the user sees such errors unchanged.
     @cached_property
     def whisper(self) -> LoadedWhisper:
         whisper = load_whisper(self.base, "cpu")
@@ -324,7 +328,7 @@ class HeadData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The tokens by their number: what the model must know of the data."""
+        """The tokens, ordered by id. The command line passes them to the model."""
         return token_list(self.spelling.tokenizer)
 
     @property
@@ -335,11 +339,11 @@ class HeadData(LightningDataModule):
         return getattr(getattr(module, "options", None), "labels", "own") == "own"
 
     def model(self) -> WhisperForConditionalGeneration:
-        """A Whisper of the caller's own, in float32."""
+        """A new Whisper in float32, which the caller may change."""
         return copy.deepcopy(self.whisper.model)
 
     def prepare_data(self) -> None:
-        """Durations, once for all ranks."""
+        """Read all durations, in one process only."""
         self.kept.mkdir(parents=True, exist_ok=True)
         for split in self.rows:
             self.seconds(split)
@@ -381,7 +385,8 @@ class HeadData(LightningDataModule):
         return self._loader("train", self.composition, [batches[number] for number in order])
 
     def val_dataloader(self) -> DataLoader[HeadBatch]:
-        """The same windows each time, in no noise of ours; times and previous text as often as in training."""
+        """The same windows each time, without added noise; timestamps and previous text are as frequent as in
+        training."""
         assert self.trainer is not None
         batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]

@@ -1,8 +1,8 @@
 """Training of Medusa heads on a frozen Whisper (Segal-Feldman et al. 2024, arXiv 2409.15869; Cai et al. 2024).
 
-The model is as it was: its weights are not trained, not saved, and no gradient passes through it. Head k = 1 ... K
-learns, from the state whose own next token is t + 1, the token t + 1 + k of the model's own greedy text, which is what
-its drafts are verified against; the paper's variant learns from transcripts.
+The Whisper stays unchanged: its weights are neither trained nor saved, and no gradient passes through it. Head k = 1
+... K reads the state from which the model predicts token t + 1. It learns token t + 1 + k of the model's own greedy
+text, because drafts are verified against that text; the paper's variant learns from transcripts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mmdec.types import InputError
 
 
 def head_weights(weights: str | Sequence[float], heads: int) -> list[float]:
-    """A number for each head."""
+    """The loss weight of each head."""
     if isinstance(weights, str):
         if weights not in ("medusa", "mean"):
             raise InputError(f"`weights` must be medusa, mean or a list of numbers, but is {weights!r}. Choose one.")
@@ -52,7 +52,7 @@ def head_weights(weights: str | Sequence[float], heads: int) -> list[float]:
 def first_heads(
     model: WhisperForConditionalGeneration, base: str, kind: Kind, count: int, start: str | None
 ) -> MedusaHeads:
-    """Heads to begin with: those in `start`, fewer or more of them if `count` says so, or new ones."""
+    """The heads that training begins with: loaded from `start` (extended or cut to `count` heads), or new ones."""
     shape = model.config
     block = kind == "block"
     config = MedusaConfig(
@@ -67,7 +67,7 @@ def first_heads(
     )
     heads = MedusaHeads(config)
     if start is None:
-        if heads.block is not None:  # Whisper's names are the layer's own
+        if heads.block is not None:  # the block's weights have the names of Whisper's decoder layer
             heads.block.load_state_dict(model.model.decoder.layers[-1].state_dict())
         return heads.float()
     earlier = load_heads(start, model).heads
@@ -78,7 +78,7 @@ def first_heads(
     return heads.float()
 
 
-CELLS = 1 << 25  # logits held at a time
+CELLS = 1 << 25  # the most logits in memory at a time
 
 
 class _FrozenOutput(torch.autograd.Function):
@@ -128,11 +128,13 @@ def head_loss(
     teacher_weight: float = 0.0,
     cells: int = CELLS,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of states (N, H) times the output matrix (V, H) against targets (N,) int64, and the targets'
-    ranks (N,): 0 where a target is the likeliest token.
+    """Cross-entropy of the heads and the ranks of the targets.
 
-    With `teacher` states (N, H), whose distribution through the same matrix is the model's own, `teacher_weight` times
-    KL(model || head) is added (arXiv 2409.15869 does so). No gradient reaches the matrix or the teacher.
+    states: (N, H). output: the output matrix (V, H). targets: (N,) int64. teacher: states (N, H) from which the same
+        matrix gives the model's own distribution; `teacher_weight` times KL(model || head) is then added, as in arXiv
+        2409.15869. No gradient reaches the matrix or the teacher.
+
+    Returns: the mean loss, and ranks (N,): 0 where a target is the likeliest token.
     """
     if not teacher_weight:
         teacher = None
@@ -147,24 +149,27 @@ TOP = 5
 class TextPositions:
     """The texts of a batch, N tokens, and the P positions among them from which heads predict."""
 
-    hidden: Tensor  # (N, H) of the model: the states that each token was predicted from
-    at: Tensor  # (P,) into hidden
-    targets: Tensor  # (P, K) each head's target, -1 beyond the text's end
-    lengths: list[int]  # positions of each row
+    hidden: Tensor  # (N, H) model states, each the one that its token was predicted from
+    at: Tensor  # (P,) indices into `hidden`
+    targets: Tensor  # block only: (B, T, H), the encoder's (B, S, H), hidden's indices
+    lengths: list[int]  # number of positions in each row
     whole: tuple[Tensor, Tensor, Tensor] | None  # of a block: (B, T, H), the encoder's (B, S, H), hidden's indices
 
 
 @dataclass(frozen=True)
 class MedusaOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
-    kind, heads: which heads (a block's layer begins as the decoder's last). start: a folder of saved heads to begin
-    from; further ones begin as identities. labels: the model's "own" greedy text, decoded once, or the "truth".
-    weights: "medusa" (0.8^k), "mean" (the Whisper paper's), or a number for each head. kl: weight of the divergence
-    from the model's own next distributions. max_tokens: of an own text. draft_nodes: drafted by the heads while labels
-    are decoded. keep_states: keep the decoder's states on disk, 2 H bytes a token: windows that come again (the data's
-    `repeat_after`, and all of the development split) are then not encoded again. tree_nodes: of the tree whose tokens
-    per round decide which heads are the best.
+    kind, heads: kind and number of the heads (a block's layer begins as a copy of the decoder's last).
+    start: folder of saved heads to begin from; additional heads begin as identities.
+    labels: "own": the model's own greedy text, decoded once; "truth": the transcripts.
+    weights: loss weights of the heads: "medusa" (0.8^k), "mean" (the Whisper paper's), or a list of numbers.
+    kl: weight of the divergence from the model's own distribution of the same token.
+    max_tokens: the most tokens of a text that the model decodes.
+    draft_nodes: number of tokens that the heads draft in each round while labels are decoded.
+    keep_states: store the decoder's states on disk, 2 H bytes a token. Windows that are used again (the data's
+        `repeat_after`, and the whole development split) are then not encoded again.
+    tree_nodes: size of the tree whose tokens per round decide which heads are saved as the best.
     """
 
     kind: Kind = "linear"
@@ -193,10 +198,11 @@ class MedusaOptions:
 
 
 class MedusaModule(LightningModule):
-    """L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k over the heads of a frozen Whisper, which is the data's `base`.
+    """L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k over the heads of a frozen Whisper, the data's `base`.
 
-    The best heads by tokens per round are kept in `heads/` of the trainer's root, with the accuracies that trees are
-    shaped by. units: ignored; the command line passes it to every model. options: those of `MedusaOptions`.
+    The heads with the most tokens per round are saved in `heads/` of the trainer's root, with the accuracies that set
+    the shape of draft trees. units: ignored; the command line passes it to every model. options: fields of
+    `MedusaOptions`.
     """
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
@@ -207,8 +213,8 @@ class MedusaModule(LightningModule):
         self.count = self.options.heads
         self.weights = head_weights(self.options.weights, self.count)
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
-        self.best = 0.0  # tokens per round of the heads kept
-        self.ranks: list[Tensor] = []  # of the windows of this validation, each (positions, K)
+        self.best = 0.0  # tokens per round of the saved heads
+        self.ranks: list[Tensor] = []  # of this validation's windows, each (positions, K)
         self.sums: dict[str, float] = {}
 
     @property
@@ -224,7 +230,7 @@ class MedusaModule(LightningModule):
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         device = self.trainer.strategy.root_device
-        # In a tuple it is no submodule: not saved, not set to training, not moved or averaged by any strategy.
+        # A tuple hides it from torch: it is no submodule, so no strategy saves, trains, moves or averages it.
         model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
         self.held = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
@@ -236,7 +242,7 @@ class MedusaModule(LightningModule):
             data.stored = self.states
 
     def read(self, batch: HeadBatch) -> TextPositions:
-        """A batch's texts with the model's states: kept ones, or those of a pass."""
+        """The texts of a batch with the model's states, either stored or computed now."""
         whole = None
         if batch.features is None and self.states is not None:
             kept = [self.states.get(name) for name in batch.names]
@@ -255,7 +261,8 @@ class MedusaModule(LightningModule):
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """One encoder pass; the model's greedy text where no label is stored; one decoder pass over all texts."""
+        """Run the encoder once, decode greedy text where no label is stored, and run the decoder once over all
+        texts."""
         model = self.base
         assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):
@@ -275,14 +282,15 @@ class MedusaModule(LightningModule):
         where = torch.cat(columns).to(self.device)
         features = hidden.flatten(0, 1)[where].float()
         if self.states is not None:
-            features = features.half().float()  # as it is read when the window comes again
+            features = features.half().float()  # the precision in which stored states are read later
             parts = features.split([len(text) for text in texts])
             fresh = zip(batch.names, texts, parts, strict=True)
             self.states.add({name: (text, part) for name, text, part in fresh if name not in self.states})
         return texts, features, (hidden.float(), states.float(), where)
 
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
-        """Each head's loss, and the ranks (P, K) of its targets, at most WIDTH; beyond the text WIDTH, too."""
+        """Each head's loss, and the targets' ranks (P, K), limited to WIDTH. Positions beyond the text's end get
+        WIDTH."""
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
             assert positions.whole is not None
@@ -293,7 +301,7 @@ class MedusaModule(LightningModule):
         for index, head in enumerate(self.heads.heads):
             asked = (positions.targets[:, index] >= 0).nonzero()[:, 0]
             at = positions.at[asked]
-            # The model's own distribution of head k + 1's target is k + 1 positions on.
+            # Head k + 1 predicts a token that the model itself predicts k + 1 positions later.
             teacher = positions.hidden[at + index + 1] if self.options.kl else None
             loss, rank = head_loss(head(read[at]), output, positions.targets[asked, index], teacher, self.options.kl)
             ranks[asked, index] = rank.clamp(max=WIDTH)
@@ -328,9 +336,9 @@ class MedusaModule(LightningModule):
         for head in range(self.count):
             first, top = spread(texts, head, (1, TOP))
             scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP}": top}
-        if self.trainer.sanity_checking:  # of the heads that a run begins with
+        if self.trainer.sanity_checking:  # scores of the initial heads, before training
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # an unbroken run would not have looked here
+            if self.global_step:  # an uninterrupted run would not validate here
                 return
         else:
             self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
@@ -344,7 +352,8 @@ class MedusaModule(LightningModule):
             self.keep(None, {})
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
-        """Write the heads to `heads/` in half precision, in place of those there."""
+        """Save the heads in `heads/` in half precision and replace the old ones. chances: accuracy of each rank of each
+        head."""
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)

@@ -1,8 +1,8 @@
-"""Simulates decoding with heads on texts whose ranks are given: tokens per round, and the accuracy of each rank.
+"""Simulates decoding with heads on texts with known ranks: tokens per round, and the accuracy of each rank.
 
-A text of n tokens, EOS included, is a matrix (n - 1, K): in row i, where token i is the root, head k's rank of token
-i + k, or any number from `width` on where it is not among those looked at. Rounds, trees and what is counted are those
-of `drafters/medusa.py`: a depth is seen where all above it was right.
+A text of n tokens, EOS included, is a matrix (n - 1, K). Row i stands for token i as the root. Its column k is head k's
+rank of token i + k; `width` or more means that this token is not among the head's candidates. Rounds, trees and counts
+are those of `drafters/medusa.py`: a depth counts as a trial only if all nodes above it were right.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from mmdec.decode.tree import HeadAccuracy, Node
 from mmdec.drafters.medusa import WIDTH, expected
 
-ITERATIONS = 3  # a tree's shape follows from the accuracies, and these from the nodes that the tree reaches
+ITERATIONS = 3  # a tree's shape depends on the accuracies, and these on the nodes that the tree reaches
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Rounds over all texts, without the prompts' passes, and the tokens that were accepted."""
+    """Numbers of rounds and accepted tokens over all texts, without the prompts' passes, and hits of each rank."""
 
     tokens: int
     rounds: int
@@ -31,12 +31,12 @@ class Simulation:
 
     @property
     def tokens_per_round(self) -> float:
-        """New tokens a pass, correction or bonus included."""
+        """New tokens in each target pass, the target's own token included."""
         return self.tokens / self.rounds if self.rounds else 1.0
 
 
 def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
-    """Decode texts, each (n - 1, K) ranks, with one tree for all rounds."""
+    """Simulate decoding of texts, each (n - 1, K) ranks, with the same tree in all rounds."""
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
     hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
     tokens = rounds = 0
@@ -59,7 +59,8 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
 
 
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
-    """Tokens a round of a chain of all heads, of a tree of `nodes` nodes, and the chances (K, WIDTH) of the ranks."""
+    """Tokens per round of a chain of all heads and of a tree of `nodes` nodes, and the accuracies (K, WIDTH) of the
+    ranks."""
     chain = simulate(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(ITERATIONS if nodes > 0 else 0):
@@ -69,7 +70,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 
 
 def estimate(seen: Simulation) -> list[list[float]]:
-    """Chances from counts; each depth begins from those of the one above it, as if seen once."""
+    """Accuracies from counts. Each depth starts from the accuracies of the depth above, as if observed once."""
     guess = expected(1)[0]
     chances = []
     for hits, trials in zip(seen.hits, seen.trials, strict=True):
@@ -79,13 +80,14 @@ def estimate(seen: Simulation) -> list[list[float]]:
 
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
-    """How often a head's target was among its first r tokens, for each r, whatever the heads before it said."""
+    """How often a head's target was among its first r tokens, for each r in `ranks`, whatever the heads before it
+    drafted."""
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 
 
 def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Texts and sums of all processes."""
+    """Collect texts and sum counts over all processes."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return part
     parts: list[Any] = [None] * torch.distributed.get_world_size()

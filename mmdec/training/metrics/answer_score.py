@@ -1,4 +1,4 @@
-"""Whether an answer about a picture is right: its core for short answers, its claims for descriptions."""
+"""Checks whether an answer about a picture is right: a short answer by its text, a description by its claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def normalise(text: str) -> str:
 
 
 def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
-    """Whether a short answer equals the reference. Of a count, the total alone must be right."""
+    """Whether a short answer equals the reference. For counting questions only the total must be right."""
     if task == "count":
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
@@ -25,8 +25,8 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
 
 
 def right_in_other_words(answer: str, expected: str) -> bool:
-    """Whether a short answer is what is expected, alone or at the end of a sentence that states it ("The house is red."
-    for "red") and denies nothing. `right_answer` wants the reference's own words."""
+    """Whether a short answer equals `expected`, alone or at the end of a sentence that states it ("The house is red."
+    for "red") and negates nothing. `right_answer` demands the reference's own words."""
     said, wanted = normalise(answer), normalise(expected)
     if not wanted or (_DENIAL.search(said) and not _DENIAL.search(wanted)):
         return False
@@ -34,7 +34,8 @@ def right_in_other_words(answer: str, expected: str) -> bool:
 
 
 def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
-    """How many claims an answer makes: those whose words stand in one clause of it, in their order."""
+    """How many claims an answer makes. A claim counts if its words occur in one clause of the answer, in their
+    order."""
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
     return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
 

@@ -1,7 +1,7 @@
-"""A speech recogniser for ASR-BLEU that this project did not train: pocketsphinx with its US English acoustic model.
+"""A speech recogniser for ASR-BLEU, independent of our models: pocketsphinx with its US English acoustic model.
 
 Its language model is a trigram of the *training* translations, without case and punctuation. Its dictionary is
-pocketsphinx's; words missing there take pronunciations from the corpus's lexicon. Each utterance is recognised
+pocketsphinx's; words that it lacks get pronunciations from the corpus's lexicon. Each utterance is recognised
 independently of those before.
 """
 
@@ -20,17 +20,17 @@ from mmdec.training.metrics.text import Lexicon, normalise_words
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # Hz, of the acoustic model
-SPELLED = {"ax": "AH", "axr": "ER"}  # lexicon phone -> the acoustic model's; all others differ by case only
+SPELLED = {"ax": "AH", "axr": "ER"}  # the lexicon's phone -> the acoustic model's; all others differ by case only
 PHONES = frozenset(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905 # a list would take 40 lines
 )
 SETTINGS: Mapping[str, float] = {"lw": 6.5, "wip": 0.65}  # language weight, word insertion penalty; tuned on dev
-PEAK = 0.5  # of full scale; samples are scaled to it
+PEAK = 0.5  # of full scale; the samples' largest value is scaled to this
 
 
 @final
 class Recogniser:
-    """English speech to lower-case words. Needs the extra `mmdec[eval]`."""
+    """Recognises English speech as lower-case words. Needs the extra `mmdec[eval]`."""
 
     name = "pocketsphinx"
 

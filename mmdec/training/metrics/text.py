@@ -1,4 +1,4 @@
-"""Scores of translations: error rates, exact sentences, numbers, BLEU. Texts and phones in, figures out.
+"""Scores of translations: error rates, exact sentences, numbers, BLEU.
 
 A sentence may have several references. jiwer, rapidfuzz and sacrebleu belong to the extra `mmdec[eval]` and load on
 first use.
@@ -34,8 +34,8 @@ ORDINALS = (
 CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
 MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
 SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
-DRAWS = 1000  # of the paired bootstrap
-INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # in a span only between two number words
+DRAWS = 1000  # number of samples of the paired bootstrap
+INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # part of a span only between two number words
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Rate:
         centre = p + z * z / (2 * self.n)
         spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n**2))
         low, high = ((centre + side) / (1 + z * z / self.n) for side in (-spread, spread))
-        return max(0.0, low), min(1.0, high)  # rounding went beyond them
+        return max(0.0, low), min(1.0, high)  # rounding may exceed the bounds
 
     def summary(self) -> dict[str, float | int | None]:
         """A JSON object: value, low, high, n; null where n is 0."""
@@ -106,14 +106,14 @@ def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[S
 
 
 def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int:
-    """Edits between two phone sequences, as names or as unit numbers."""
+    """Number of edits between two phone sequences, as names or as unit numbers."""
     return int(extra("rapidfuzz.distance").Levenshtein.distance(phones, reference))
 
 
 def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Edits between phones and the nearest pronunciation of the nearest reference, pauses left out.
+    """The number of edits between phones and the nearest pronunciation of the nearest reference, without pauses.
 
-    Each word takes any of its pronunciations. None if each reference has a word that the lexicon lacks.
+    Each word may have any of its pronunciations. None if each reference has a word that the lexicon lacks.
     """
     phones = [phone for phone in phones if phone != PAUSE]
     distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in references]
@@ -123,7 +123,8 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
 def nearest_phone_errors(
     phones: Sequence[str], recorded: Sequence[str], references: Sequence[str], lexicon: Lexicon
 ) -> int:
-    """Edits between phones and those of the recording or, if fewer, of any reference; pauses are left out.
+    """The number of edits between phones and the recording's phones or, if fewer, those of any reference; without
+    pauses.
 
     lexicon: in lower case.
     """
@@ -134,7 +135,7 @@ def nearest_phone_errors(
 
 
 def count_phones(phones: Sequence[str]) -> int:
-    """How many there are, pauses left out."""
+    """Number of phones without pauses."""
     return sum(phone != PAUSE for phone in phones)
 
 
@@ -199,22 +200,22 @@ def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """BLEU of a recogniser's transcripts, both sides written `as_heard`. Empty transcripts count as wrong."""
+    """BLEU of a recogniser's transcripts; both sides are normalised by `as_heard`. Empty transcripts count as wrong."""
     return bleu(*heard_alike(transcripts, references))
 
 
 def heard_alike(
     transcripts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Both sides `as_heard`."""
+    """Transcripts and references, normalised by `as_heard`."""
     return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
 
 
 def as_heard(text: str) -> str:
-    """A text as ASR-BLEU compares it: lower case, no punctuation, numbers in words: "At 7:30, Tom!" -> "at seven thirty
-    tom", read as the voice reads them.
+    """Normalise a text for ASR-BLEU: lower case, no punctuation, numbers in words as the voice reads them: "At 7:30,
+    Tom!" -> "at seven thirty tom".
 
-    So are CVSS's references written, with which DASpeech is judged. Source: Jia et al., "CVSS corpus and massively
+    CVSS's references, with which DASpeech is scored, have the same form. Source: Jia et al., "CVSS corpus and massively
     multilingual speech-to-speech translation", 2022.
     """
     return normalise(read_figures(text))
@@ -223,10 +224,11 @@ def as_heard(text: str) -> str:
 def paired_scores(
     texts: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """For each system its "bleu" and "chrf", JSON objects: value, low, high, p, signature.
+    """For each system its "bleu" and "chrf", as JSON objects: value, low, high, p, signature.
 
-    texts: of each system, in the order of the references. low, high: the 95 % interval of a bootstrap over sentences.
-    p: of the paired bootstrap against the first system; None for that one. Texts are not normalised.
+    texts: each system's outputs, in the order of the references. Texts are not normalised. low and high bound the 95 %
+        interval of a bootstrap over sentences. p is that of the paired bootstrap against the first system; None for
+        that system itself.
     Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; sacrebleu's.
     """
     package = extra("sacrebleu")
@@ -256,7 +258,7 @@ def paired_scores(
 
 
 def _chance(result: Any, first: Any) -> float | None:
-    """sacrebleu's p; 1 for the same score, where it counts no draw as a larger difference and says 0.001."""
+    """sacrebleu's p value; 1 for equal scores, where sacrebleu would report 0.001."""
     if result.p_value is None:
         return None
     return 1.0 if result.score == first.score else float(result.p_value)
@@ -292,7 +294,7 @@ def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lex
 
 
 def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
-    """Levenshtein's row of distances after the phones of a pronunciation."""
+    """One step of the Levenshtein distance: the row of distances after the phones of a pronunciation."""
     for phone in pronunciation:
         following = [row[0] + 1]
         for index, other in enumerate(phones):
@@ -338,7 +340,7 @@ def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None
 
 
 def extra(name: str) -> Any:
-    """A package of the extra `mmdec[eval]`; raises InputError where it is not installed."""
+    """Import a package of the extra `mmdec[eval]`. Raises InputError where it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:

@@ -24,9 +24,9 @@ class Edits:
     """The edits that turn a reference into a hypothesis."""
 
     substitutions: int
-    deletions: int  # of the reference
+    deletions: int  # missing words or characters of the reference
     insertions: int
-    length: int  # of the reference
+    length: int  # number of words or characters in the reference
 
     @property
     def errors(self) -> int:
@@ -34,12 +34,13 @@ class Edits:
 
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
-    """The fewest word edits between two texts, split at white space and not normalised."""
+    """The smallest word edits that turn a reference into a hypothesis; texts are split at white space, not
+    normalised."""
     return _edits("process_words", " ".join(reference.split()), " ".join(hypothesis.split()), str.split)
 
 
 def character_edits(reference: str, hypothesis: str) -> Edits:
-    """The fewest character edits between two texts, spaces between words included."""
+    """The smallest character edits that turn a reference into a hypothesis, spaces between words included."""
     return _edits("process_characters", " ".join(reference.split()), " ".join(hypothesis.split()), list)
 
 

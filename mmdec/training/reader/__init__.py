@@ -1,1 +1,1 @@
-"""The reader of pieces and its decoders: text first, then what a head hears."""
+"""Training of the text translator inside the speech translator: first on text, then on a CTC head's output."""

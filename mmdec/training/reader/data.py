@@ -1,4 +1,4 @@
-"""Pairs of text as pieces that are heard and pieces that are written."""
+"""Sentence pairs for the reader: source pieces, as a CTC head writes them, and target (English) pieces."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class PairBatch:
-    """B sentences: their pieces, padded to N, and those of one translation each, padded to M."""
+    """B sentences: source pieces padded to N, and the pieces of one translation each, padded to M."""
 
-    pieces: Tensor  # (B, N, K), padded with 0; K is 1 where they are known for sure
+    pieces: Tensor  # (B, N, K), padded with 0; K alternatives, 1 where pieces are certain
     weights: Tensor  # (B, N, K), sum 1
     lengths: Tensor  # (B,)
     units: Tensor  # (B, M) <s> ... </s>, padded with <pad>
     unit_lengths: Tensor  # (B,)
-    rows: list[int]  # of the split
+    rows: list[int]  # indices in the split
 
     def to(self, device: torch.device) -> PairBatch:
         """The same batch on another device."""
@@ -40,8 +40,8 @@ class PairBatch:
 
 
 class Pairs(Dataset[PairBatch]):
-    """Batches of (row, reference) pairs; with `confusions` a `share` of them as a head would hear them, drawn from
-    `seed`."""
+    """Batches of (row, reference) pairs. With `confusions`, a `share` of the sentences imitates a CTC head's errors,
+    drawn from `seed`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Pairs(Dataset[PairBatch]):
         )
 
     def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """(N, K) pieces and weights of a sentence."""
+        """Source pieces (N, K) of a sentence and their weights (N, K), either certain or with imitated errors."""
         if self.confusions is not None and draw.random() < self.share:
             return self.confusions.imitate(text, draw)
         best = 1 if self.confusions is None else self.confusions.pieces.shape[1]
@@ -81,14 +81,16 @@ class Pairs(Dataset[PairBatch]):
 
 
 class PairData(LightningDataModule):
-    """Sentences of several folders of pairs, each at its share of the batches.
+    """A data module: sentences of several folders of pairs, each folder with its share of the batches.
 
-    text: folders of {train,dev}.tsv; shares: of each, about. pieces: the file of what a head hears; english: that of
-    what is written. Where there is none, one of `count`, of `written`, is learned from the training text and kept.
-    batch_pieces: in a batch, of both languages, padding included. longest: pieces of a sentence, longer ones are left
-    out. imitation: a file of `reader.imitation`'s, by which training hears a share of `imitated` of
-    the text as a head would, and validation all of it; None: text itself.
-    dev_rows: sentences of the first folder's dev split that are translated at each validation.
+    text: folders with {train,dev}.tsv. shares: about the share of each folder.
+    pieces: file of the source pieces (a CTC head's). english: file of the target pieces. If a file does not exist,
+        `count` source pieces or `written` target pieces are learned from the training text and saved there.
+    batch_pieces: the most pieces in one batch, both languages and padding included.
+    longest: leave out sentences with more pieces than this.
+    imitation: a file that `reader.imitation` wrote. A share of `imitated` of the training text and all validation text
+        then get a CTC head's typical errors; None: text without errors.
+    dev_rows: number of sentences of the first folder's dev split to translate at each validation.
     """
 
     def __init__(
@@ -124,14 +126,14 @@ class PairData(LightningDataModule):
 
     @property
     def units(self) -> list[list[str]]:
-        """What the network must know of the data: the pieces by number, heard and written."""
+        """Source and target pieces, ordered by id. The command line passes them to the model."""
         return [self.pieces.names, self.english.names]
 
     def setup(self, stage: str) -> None:
         self.folders = [self.encoded(pairs) for pairs in self.train]
 
     def encoded(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
-        """Pieces and every reference's units of the sentences that are short enough."""
+        """Source pieces, and target pieces of every reference, of all sentences that are short enough."""
         pieces, units = [], []
         for pair in pairs:
             source = self.pieces.encode(heard(pair.source))
@@ -143,7 +145,8 @@ class PairData(LightningDataModule):
         return pieces, units
 
     def train_dataloader(self) -> DataLoader:
-        """An epoch's batches, drawn from (seed, epoch): sentences by their folder's share, a reference of each."""
+        """An epoch's batches, drawn from (seed, epoch): sentences by their folder's share, one random reference of
+        each."""
         assert self.trainer is not None
         draw = np.random.default_rng([self.seed, self.trainer.current_epoch])
         pieces = [row for rows, _ in self.folders for row in rows]
@@ -161,7 +164,8 @@ class PairData(LightningDataModule):
         return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed, self.imitated), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        """The dev sentences in order, each with its first reference; imitated as in training, always alike."""
+        """The dev sentences in order, each with its first reference. Imitated errors are the same in every
+        validation."""
         pieces = [self.pieces.encode(heard(pair.source)) for pair in self.dev]
         units = [[self.english.encode(pair.references[0])] for pair in self.dev]
         rows = list(range(len(pieces)))
@@ -174,7 +178,7 @@ class PairData(LightningDataModule):
         pieces: Sequence[Sequence[int]],
         units: Sequence[Sequence[Sequence[int]]],
     ) -> list[list[tuple[int, int]]]:
-        """Pairs of about equal length together."""
+        """Group (row, reference) pairs of about equal length into batches."""
         sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
         batches: list[list[tuple[int, int]]] = [[]]
         for at in sorted(range(len(chosen)), key=sizes.__getitem__):

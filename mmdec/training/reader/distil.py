@@ -1,9 +1,9 @@
-"""A folder of pairs whose English is the autoregressive decoder's own: what the graph learns from beside references.
+"""Writes pairs whose English side is the autoregressive decoder's output: further training data of the graph decoder.
 
 python -m mmdec.training.reader.distil --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
     --english runs/reader/english.json --text data/everyday --out data/own
 
-Of several right translations a teacher tends to choose the same kind, which one graph can hold (Kim and Rush 2016; Gu
+Of several correct translations a teacher tends to choose similar ones, which one graph can model (Kim and Rush 2016; Gu
 et al. 2018, section 4.3).
 """
 
@@ -25,7 +25,7 @@ SHOW = 3200  # sentences between two lines of progress
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line. Raises InputError for what cannot be read."""
+    """Run the command. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "pieces", "english", "text", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *map(Pieces.read, (given.pieces, given.english)),
     )
     pairs = evenly_spaced(read_text_pairs(given.text, "train"), given.limit)
-    pairs.sort(key=lambda pair: len(pair.source))  # rows of a batch end together
+    pairs.sort(key=lambda pair: len(pair.source))  # rows of a batch then end at about the same step
     rows = []
     for number, (pair, units) in enumerate(zip(pairs, from_text(network, pieces, pairs), strict=True), 1):
         text = english.decode(units)

@@ -1,10 +1,10 @@
-"""How well the reader and its autoregressive decoder translate: text that is known for sure, or what a head hears.
+"""Scores the reader with its autoregressive decoder: translations of exact text or of a CTC head's output.
 
 python -m mmdec.training.reader.evaluate --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
     --english runs/reader/english.json --text data/everyday --split test
-... --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --corpus data/natural/manifest.tsv    # from the sound on
+... --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --corpus data/natural/manifest.tsv    # from speech
 
-BLEU (sacrebleu's 13a, case and marks kept) and chrF against all references of each sentence.
+BLEU (sacrebleu's 13a, case and punctuation kept) and chrF against all references of each sentence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH = 32
 
 
 def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
-    """The units of each sentence's translation, its pieces known for sure."""
+    """The target pieces of each sentence's translation, from its exact text."""
     for start in range(0, len(rows), BATCH):
         sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + BATCH]]
         lengths = torch.tensor([len(source) for source in sources])
@@ -40,7 +40,7 @@ def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) 
 
 
 def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) -> Iterator[list[int]]:
-    """The units of each recording's translation; none where the head hears nothing."""
+    """The target pieces of each recording's translation; empty where the CTC head recognises nothing."""
     for row in rows:
         with torch.inference_mode():
             found = best_pieces(*ears(row.path))
@@ -52,7 +52,7 @@ def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line. Raises InputError for what cannot be read."""
+    """Run the command. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "pieces", "english"):
         parser.add_argument(f"--{name}", type=Path, required=True)

@@ -1,11 +1,11 @@
-"""From checkpoints of a head, a reader and a voice to the folder of a translator that hears people.
+"""Builds a speech translator's folder from the checkpoints of a CTC head, a reader and a voice.
 
 python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs/ctc/checkpoints --pieces \\
     runs/ctc/pieces.json --reader runs/reader/checkpoints --english runs/reader/english.json --voice runs/voice \\
     --pronunciation data/english/pronunciation.tsv --vocoder runs/vocoder --out runs/daspeech-everyday
 
 `--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's. With
-`--model` only what was trained anew need be named, the rest is that translator's:
+`--model`, give only the parts that were trained anew; the other parts are copied from that translator:
 
 python -m mmdec.training.reader.export --model daspeech-everyday --head runs/ctc/checkpoints --out runs/everyday
 """
@@ -37,8 +37,8 @@ from mmdec.types import InputError, told
 
 @dataclass(frozen=True)
 class Runs:
-    """Where the parts come from: folders of checkpoints, or one checkpoint; folders; files. None: from `model`, a
-    translator's name or folder."""
+    """Sources of the parts: each a folder of checkpoints, one checkpoint, a folder or a file. None: take the part from
+    `model`, a translator's name or folder."""
 
     encoder: str | None = None
     head: Path | None = None
@@ -54,14 +54,14 @@ class Runs:
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None, card: str | None = None) -> Path:
     """Write a translator's folder.
 
-    average: checkpoints of the head and of the reader whose weights are averaged, the last ones. strategy: the one
-    that is used where the caller names none; None: lookahead, or autoregressive without a graph.
+    average: number of last checkpoints, of the head and of the reader, whose weights are averaged. strategy: the
+        default decoding strategy; None: "lookahead", or "autoregressive" if there is no graph decoder.
     Raises InputError where something is damaged, missing, or was trained on other pieces.
     """
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name != "model"]
     if missing and runs.model is None:
         raise InputError(f"`{missing[0]}` must be given, or `model`, whose it is, but neither is. Name one.")
-    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # read only where something is missing
+    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # loaded only if a part is missing
     pieces = Pieces.read(runs.pieces) if runs.pieces else base.pieces
     english = Pieces.read(runs.english) if runs.english else base.english
     encoder = load_encoder(runs.encoder) if runs.encoder else base.model.encoder
@@ -114,7 +114,7 @@ def _same_pieces(part: str, wanted: object, found: object) -> None:
 
 
 def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
-    """A training's module, and what is written down of it."""
+    """Load a training module, and the facts about it that the folder records."""
     checkpoints = newest(path, average) if path.is_dir() else [path]
     module, step = load(checkpoints)
     options: Mapping[str, Any] = module.hparams
@@ -123,7 +123,7 @@ def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, aver
 
 
 def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
-    """What a run of the acoustic stage wrote: the voice, and its phones by number. Raises InputError for damage."""
+    """Load the voice of an acoustic-stage run, and its phones ordered by id. Raises InputError for damaged files."""
     described = read_settings(folder / "tts.json", "voice")
     state = read_weights([checked_file(folder, "tts.safetensors", "voice")], "voice")
     sizes, phones = FastSpeech2Config.from_values(described["config"]), tuple(described["units"])
@@ -132,7 +132,7 @@ def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
 
 
 def read_vocoder_run(folder: Path) -> Vocoder:
-    """What a run of the vocoder wrote. Raises InputError for damage."""
+    """Load the vocoder of a training run. Raises InputError for damaged files."""
     sizes = VocoderConfig(**read_settings(folder / "vocoder.json", "vocoder")["config"])
     state = read_weights([checked_file(folder, "vocoder.safetensors", "vocoder")], "vocoder")
     return fill(lambda: Vocoder(sizes), state, "vocoder", folder)

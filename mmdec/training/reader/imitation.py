@@ -1,9 +1,9 @@
-"""Text as a head would hear it: what it made of each piece of sentences that it was not trained on, drawn again.
+"""Imitates a CTC head's errors in text. They are drawn from those on recordings that the head was not trained on.
 
 python -m mmdec.training.reader.imitation --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --pieces \\
     runs/ctc/pieces.json --corpus data/natural/manifest.tsv --skip 4000 --out runs/reader/confusions.safetensors
 
-`--skip` is the head's own `limit`: recordings that it was trained on would show it surer than it is.
+`--skip` is the head's own `limit`: on recordings that it was trained on, it makes too few errors.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ from mmdec.training.ctc.evaluate import load_ears
 from mmdec.training.metrics.text import extra
 from mmdec.types import InputError, told
 
-START = 0  # stands for the beginning of a sentence, where something may be heard before its first piece
-ENOUGH = 4  # times that a piece was said before its own confusions are drawn
+START = 0  # stands for the start of a sentence: something may be recognised before the first piece
+ENOUGH = 4  # a piece needs so many occurrences before its own confusions are drawn
 
 
 @dataclass(frozen=True)
 class Confusions:
-    """What was heard of pieces said: outcome o, of the piece `said[o]`, is the places `starts[o]` to `starts[o + 1]`.
+    """What a CTC head wrote for each spoken piece. Outcome o belongs to piece `said[o]` and is the positions
+    `starts[o]` to `starts[o + 1]`.
 
-    No place: the piece was missed. Several: something was heard behind it that nobody said.
+    No position: the head missed the piece. Several: the head inserted something after it.
     """
 
-    pieces: Tensor  # (P, K) of each place, the likeliest first
+    pieces: Tensor  # (P, K) alternatives at each position, the likeliest first
     weights: Tensor  # (P, K), sum 1
     said: Tensor  # (O,)
     starts: Tensor  # (O + 1,)
 
     @cached_property
     def by_piece(self) -> dict[int, list[int]]:
-        """The outcomes of each piece that was said."""
+        """The outcomes of each spoken piece."""
         by_piece: dict[int, list[int]] = {}
         for outcome, piece in enumerate(self.said.tolist()):
             by_piece.setdefault(piece, []).append(outcome)
         return by_piece
 
     def imitate(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Pieces (N, K) and weights (N, K) as they might be heard of a text: at least one place.
+        """Draw what a CTC head might write for a text: pieces (N, K) and their weights (N, K), N at least 1.
 
-        A piece that was hardly ever said takes the doubts of another one that was heard rightly.
+        A piece with too few occurrences gets the outcome of another, correctly recognised piece, with itself as the
+        likeliest.
         """
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
@@ -79,7 +81,7 @@ class Confusions:
 
     @cached_property
     def right(self) -> list[int]:
-        """Outcomes whose first place is the piece that was said."""
+        """Outcomes whose first position has the spoken piece as its likeliest."""
         some = self.starts[1:] > self.starts[:-1]
         first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]
         return (some & (first == self.said)).nonzero()[:, 0].tolist()
@@ -100,12 +102,13 @@ class Confusions:
 
 
 def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
-    """From the pieces of sentences, and what was heard of each (one row): the fewest edits say what became of which."""
+    """Count confusions from pairs of a sentence's pieces and the head's output (one row), aligned with the fewest
+    edits."""
     pieces, weights, said, starts = [], [], [], [0]
     for text, row in sentences:
         count = int(row.lengths[0])
         first = row.pieces[0, :count, 0].tolist()
-        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # places of the start, then of each piece
+        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # positions of the start, then of each piece
         for tag, a, b, c, d in extra("rapidfuzz.distance").Levenshtein.opcodes(list(text), first):
             if tag == "insert":
                 found[a] += range(c, d)
@@ -123,7 +126,7 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line. Raises InputError for what cannot be read."""
+    """Run the command. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("head", "pieces", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)

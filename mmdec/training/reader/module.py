@@ -1,4 +1,4 @@
-"""Training of the reader and its decoders on text: pieces that are heard to pieces that are written."""
+"""Training of the reader and its decoders on text: source pieces to target pieces."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ from mmdec.training.reader.data import PairBatch, PairData
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
-    graph_layers: of the graph decoder; 0: none. vertices: for each piece that is heard; min_vertices: at least.
-    ar_weight: of the autoregressive loss; 0: the reader and that decoder keep their weights, and the graph alone is
-    trained. glat_start to glat_end, over glat_steps: the share of the target that the graph is shown. start: a
-    checkpoint, or a translator's folder, to begin from; a graph decoder that it lacks begins with the autoregressive
-    decoder's layers.
+    graph_layers: number of layers of the graph decoder; 0: no graph decoder.
+    vertices: number of graph vertices for each source piece. min_vertices: the least number of vertices.
+    ar_weight: weight of the autoregressive loss; 0: freeze the reader and the autoregressive decoder, and train the
+        graph decoder alone.
+    glat_start, glat_end, glat_steps: the share of the target that the graph decoder sees falls linearly from
+        `glat_start` to `glat_end` in `glat_steps` steps.
+    start: a checkpoint or a translator's folder to begin from. If it has no graph decoder, a new one begins with the
+        autoregressive decoder's layers.
     """
 
     d_model: int = 256
@@ -59,10 +62,10 @@ class ReaderOptions:
 
 
 class ReaderModule(LightningModule):
-    """L = ar_weight L_AR + L_graph: cross-entropy of the written pieces, and their likelihood in the graph.
+    """L = ar_weight L_AR + L_graph: cross-entropy of the target pieces, and minus their log-likelihood in the graph.
 
-    units: the pieces by number, heard and written. options: those of `ReaderOptions`. All randomness of a step follows
-    from (seed, epoch, step).
+    units: source and target pieces, ordered by id. options: fields of `ReaderOptions`. All randomness of a step follows
+        from (seed, epoch, step).
     """
 
     def __init__(self, units: list[list[str]], **options: Any) -> None:
@@ -96,7 +99,8 @@ class ReaderModule(LightningModule):
         seed_step(self.options.seed, self.current_epoch, batch_idx)
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
-        """Sizes of the graph decoder: as wide as the other one, with the small translator's links."""
+        """Sizes of the graph decoder: as wide as the autoregressive one, with the small translator's links. None: no
+        graph decoder."""
         if not self.options.graph_layers:
             return None
         links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
@@ -105,12 +109,12 @@ class ReaderModule(LightningModule):
         return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **least)
 
     def glat_ratio(self) -> float:
-        """Linear from start to end."""
+        """The share of the target that the graph decoder sees at this step: linear from start to end."""
         part = min(1.0, self.global_step / max(self.options.glat_steps, 1))
         return self.options.glat_start + part * (self.options.glat_end - self.options.glat_start)
 
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
-        """All parts of the loss of a batch; `loss` is their weighted sum."""
+        """The loss of a batch and its parts by name; `loss` is the weighted sum of the parts."""
         net, trained = self.network, self.options.ar_weight > 0
         parts: dict[str, Tensor] = {"loss": torch.zeros((), device=batch.pieces.device)}
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
@@ -166,5 +170,6 @@ class ReaderModule(LightningModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:
-    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
+    step."""
     return load_averaged(lambda options: ReaderModule(**{**options, "start": None}), checkpoints)

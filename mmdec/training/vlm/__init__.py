@@ -1,1 +1,1 @@
-"""Training of the small vision-language model: LLaVA's architecture on drawn scenes."""
+"""Training of the small vision-language model: LLaVA's architecture, on computer-drawn scenes."""

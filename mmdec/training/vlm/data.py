@@ -1,4 +1,4 @@
-"""The drawn scenes as their list has them, in batches of packed questions, and held-out questions to be answered."""
+"""The computer-drawn scenes as batches of packed questions, and held-out questions for validation."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from mmdec.training.options import token_list
 from mmdec.training.vlm.tokens import FIELDS, NOWHERE, Batch, Encoded, asked, encode, kept_tokenizer, pack, prefix
 from mmdec.types import InputError
 
-LEARNED = 40_000  # conversations that the tokenizer is learned from
+LEARNED = 40_000  # number of conversations that the tokenizer is learned from
 
 
 @dataclass
 class Question:
-    """One to be answered. claims: of a description; expected: of a short answer."""
+    """A question with its right answer. claims: the statements that a right description makes. expected: the right
+    short answer."""
 
     image: Path
     question: str
@@ -44,7 +45,7 @@ class Question:
 
 
 def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
-    """The conversations of a list, each with one picture at least and with notes as the drawn scenes have them.
+    """Read the conversations of a list. Each must have at least one picture, and notes as the drawn scenes have them.
 
     Raises InputError, naming the row.
     """
@@ -65,7 +66,7 @@ def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
 
 
 def texts(conversations: Sequence[Conversation]) -> list[str]:
-    """What is said, as much of it as the tokenizer is learned from."""
+    """The questions and answers that the tokenizer is learned from."""
     turns = [turn for conversation in conversations[:LEARNED] for turn in conversation.turns]
     return [part for question, answer in turns for part in (question, f" {answer}")][: 40 * LEARNED]
 
@@ -85,7 +86,7 @@ def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
 
 
 def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
-    """What each turn asks for, as the drawn scenes say it. Raises InputError, naming the row."""
+    """The note of each turn: its task and what a right answer is. Raises InputError, naming the row."""
     notes = conversation.notes.get("turns")
     kinds = {"task": str, "expected": str, "claims": list}
     if (
@@ -103,7 +104,7 @@ def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
 
 @dataclass
 class Asked:
-    """Q questions as `generate` takes them, padded on the left. pixels: (Q, 3, H, W) uint8; tokens, mask: (Q, L)."""
+    """Q questions as inputs of `generate`, padded on the left. pixels: (Q, 3, H, W) uint8. tokens, mask: (Q, L)."""
 
     pixels: Tensor
     tokens: Tensor
@@ -112,7 +113,8 @@ class Asked:
 
 
 class Rows(Dataset[tuple[np.ndarray, ...]]):
-    """Packed rows. An item is (conversation, seed): the seed decides which questions are asked, in what order."""
+    """A dataset of packed rows. An item is (conversation, seed); the seed decides which questions the row has, in what
+    order."""
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
         turns = self.encoded.turns(number)
         draw = np.random.default_rng(seed)
         ranks = draw.random(len(turns))
-        if self.prefer_reading:  # what is asked first fits into the row
+        if self.prefer_reading:  # the first questions are the ones that fit in the row
             ranks *= [1 - self.prefer_reading * bool((read != NOWHERE).any()) for _, _, read in turns]
         order = np.argsort(ranks)
         row = pack(self.lead, [turns[index] for index in order], self.length, self.pad)
@@ -144,7 +146,7 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
 
 
 class Questions(Dataset[Question]):
-    """Held-out questions, answered one by one."""
+    """A dataset of held-out questions, one by one."""
 
     def __init__(self, questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast, side: int, lead: str) -> None:
         self.questions, self.tokenizer, self.side, self.lead = questions, tokenizer, side, lead
@@ -163,12 +165,14 @@ class Questions(Dataset[Question]):
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
-    pieces: of a tokenizer that is learned. rows: pictures in a batch of one process; length: tokens of a row.
-    dev_questions: of each task, answered at each validation. printed_share: of the pictures, those with letters or
-    digits; None: as they come. prefer_reading: 0 to 1, how far questions that are answered by reading go before others
-    where a row does not hold all. max_bad_share, allow_absolute_paths: see `Admission`.
+    pieces: number of tokens of a tokenizer that is learned.
+    rows: number of pictures in one process's batch. length: number of tokens in a row.
+    dev_questions: number of questions of each task that are answered at each validation.
+    printed_share: share of pictures with printed letters or digits; None: as in the corpus.
+    prefer_reading: 0 to 1: how strongly questions that need reading come before others where not all fit in a row.
+    max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
     pieces: int = 1024
@@ -192,10 +196,12 @@ class SceneOptions:
 
 
 class SceneData(LightningDataModule):
-    """Scenes in the layout of llava_v1_5_mix665k, with what their patches show.
+    """A data module: scenes in the layout of llava_v1_5_mix665k, with labels of what each image patch shows.
 
-    corpus: the folder with {split}.json, {split}.cells.npy and images/. tokenizer: a folder; where it is empty, one is
-    learned from the training text and kept there, and beside it the encoded text. options: those of `SceneOptions`.
+    corpus: folder with {split}.json, {split}.cells.npy and images/.
+    tokenizer: folder of the tokenizer. If it is empty, a tokenizer is learned from the training text and saved there,
+        together with the encoded text.
+    options: fields of `SceneOptions`.
     """
 
     def __init__(self, corpus: str, tokenizer: str, **options: Any) -> None:
@@ -213,12 +219,12 @@ class SceneData(LightningDataModule):
         self.encoded = self._encoded(conversations)
         reads = np.concatenate([[0], np.cumsum(self.encoded.patches != NOWHERE)])
         ends = np.concatenate([[0], self.encoded.bounds[:, 1]])[self.encoded.first]
-        self.printed = reads[ends[1:]] > reads[ends[:-1]]  # by conversation
-        self.whole = np.ones(len(self.printed), bool)  # whether its picture can be read, from `setup` on
+        self.printed = reads[ends[1:]] > reads[ends[:-1]]  # (N,) whether a conversation has questions that need reading
+        self.whole = np.ones(len(self.printed), bool)  # whether its picture can be read; `setup` sets it
 
     @property
     def units(self) -> list[str]:
-        """The tokens by their number: what the model must know of the data."""
+        """The tokens, ordered by id. The command line passes them to the model."""
         return token_list(self.tokenizer)
 
     def _encoded(self, conversations: list[Conversation] | None) -> Encoded:
@@ -233,7 +239,7 @@ class SceneData(LightningDataModule):
         return Encoded.load(kept)
 
     def prepare_data(self) -> None:
-        """All pictures are looked at, once for all ranks."""
+        """Check all pictures, in one process only."""
         self.setup("fit")
 
     def setup(self, stage: str) -> None:
@@ -268,7 +274,7 @@ class SceneData(LightningDataModule):
             )
 
     def _whole(self, images: Sequence[Path], listed: Path) -> np.ndarray:
-        """Which pictures can be read. Others are named and counted."""
+        """Which pictures can be read. The others are logged: their names and number."""
         bad = BadRows()
         found = sizes_of(images, self.kept, self.options.image)
         for image, value in zip(images, found, strict=True):
@@ -281,7 +287,7 @@ class SceneData(LightningDataModule):
         return np.array([not isinstance(value, str) for value in found], bool)
 
     def train_dataloader(self) -> DataLoader:
-        """Each process takes its part of one endless row of shuffled passes over the corpus."""
+        """Each process takes its part of one endless sequence of shuffled passes over the corpus."""
         assert self.trainer is not None
         world, rank = self.trainer.world_size, self.trainer.global_rank
         begin = self.trainer.current_epoch * self.options.steps_per_epoch * self.options.rows * world
@@ -310,7 +316,8 @@ class SceneData(LightningDataModule):
         return count if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
-        """A pass: all pictures, or those with print and as many of the others as belong to them."""
+        """The picture indices of one pass: all, or all with print and so many of the others that `printed_share`
+        holds."""
         draw = np.random.default_rng([self.options.seed, lap])
         if length == self.whole.sum():
             return draw.permutation(np.flatnonzero(self.whole))
@@ -318,14 +325,15 @@ class SceneData(LightningDataModule):
         return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
 
     def val_dataloader(self) -> DataLoader:
-        """Every second question for every second process; descriptions with each other, for they are longer."""
+        """Each process takes every n-th question. Descriptions are batched together, because they are longer."""
         assert self.trainer is not None
         dataset = Questions(self.questions, self.tokenizer, self.options.image, self.lead)
         return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)
 
 
 def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
-    """Batches of up to 40 questions whose answers are about equally long: this process's part of them."""
+    """Batches of up to 40 questions whose answers have about equal length. They are this process's part of all
+    questions."""
     batches = []
     for described in (False, True):
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]
@@ -335,7 +343,7 @@ def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
 
 
 def picture(path: Path, side: int) -> np.ndarray:
-    """(3, side, side) uint8."""
+    """Read a picture as (3, side, side) uint8."""
     pixels = read_image(path)
     if pixels.shape != (side, side, 3):
         raise InputError(f"'{path}' must be {side} x {side} pixels, but is {pixels.shape[1]} x {pixels.shape[0]}.")

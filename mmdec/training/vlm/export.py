@@ -1,4 +1,4 @@
-"""From a training run to the small model's folder: what `LlavaForConditionalGeneration.from_pretrained` reads.
+"""Exports a training run to a folder that `LlavaForConditionalGeneration.from_pretrained` reads.
 
 python -m mmdec.training.vlm.export --run runs/vlm --out models/vlm-scenes
 """
@@ -30,7 +30,8 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
-    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
+    step."""
     plain = {"start": None, "compiled": False}
     return load_averaged(
         lambda options: VlmModule(**{**options, "shape": Shape(**options["shape"]), **plain}), checkpoints
@@ -39,7 +40,8 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
 
 @torch.no_grad()
 def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> LlavaForConditionalGeneration:
-    """Give the model the mean of its weights, by `share`, and those of the folder `other`. Returns the other model."""
+    """Average the model's weights in place with those of the folder `other`. share: weight of the model, 0 to 1.
+    Returns the model from `other`."""
     earlier = type(model).from_pretrained(other, dtype=torch.float32)
     weights = earlier.state_dict()
     own = model.state_dict()
@@ -51,7 +53,8 @@ def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> Llav
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaProcessor:
-    """Pictures of any size are scaled to the model's square, values -1 to 1; the text is a chat."""
+    """The processor of the model: pictures of any size are scaled to its square, with values -1 to 1; text has a chat
+    template."""
     return LlavaProcessor(
         image_processor=SiglipImageProcessor(size={"height": shape.image, "width": shape.image}),
         tokenizer=tokenizer,
@@ -66,10 +69,11 @@ def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaPr
 def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, mean_with: Path | None = None, share: float = 0.5
 ) -> Path:
-    """Write the model's folder in half precision and in one step: on an error the old one stays.
+    """Write the model's folder in half precision. If writing fails, an existing folder stays as it was.
 
-    mean_with: the model that the run began from: the weights are the mean of both, those of the run by `share`, 0 to 1
-    (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"). An earlier card is kept.
+    mean_with: the model that the run began from; the exported weights are then the average of both (Wortsman et al.
+        2022, "Robust fine-tuning of zero-shot models").
+    share: weight of the run's model in this average, 0 to 1. An earlier model card is kept.
     """
     if not 0 <= share <= 1:
         raise InputError(f"`share` must be from 0 to 1, but is {share}.")

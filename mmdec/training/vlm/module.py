@@ -1,7 +1,7 @@
-"""Training of the small vision-language model: first what patches show, then that and the answers together.
+"""Training of the small vision-language model: first what image patches show, then that and the answers together.
 
-From random weights the language model teaches the encoder nothing for a long time. So the encoder learns what the
-patches show first (letters, things, colours), alone, and then jointly with the text.
+From random weights, the language model's loss trains the encoder very slowly. So the encoder first learns alone what
+the patches show (letters, objects, colours), and then jointly with the text.
 """
 
 from __future__ import annotations
@@ -45,21 +45,24 @@ TASKS = (
     "price", "price_of", "relation", "route", "shape", "size", "time", "time_of",
     "town_of", "where", "word", "yes_no",
 )  # fmt: skip
-CELLS = 8  # of a patch
-LONGEST = (48, 200)  # tokens of a short answer and of a description at validation
+CELLS = 8  # of one patch
+LONGEST = (48, 200)  # the most tokens of a short answer and of a description at validation
 
 
 @dataclass(frozen=True)
 class VlmOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
-    vision_steps: first steps, with vision_lr, that teach the encoder alone. decay_from, decay_steps: the linear fall to
-    zero at the end. cell_kinds: classes of a cell's labels. empty: the weight of cells that show nothing. guided:
-    layers of the language model; None takes three in the middle. length_power: an answer of n tokens counts as
-    n ** (1 - length_power); at 0 a description counts as a hundred short answers do, and colours and sizes are learned
-    last. half: matrix products in bfloat16; None: where the processor is fast in it. compiled: fuse what lies between
-    them (torch.compile). start: a folder with an exported model to begin from, or a run's checkpoint; fresh_projector:
-    but not from its projector.
+    vision_steps: number of first steps that train the encoder alone, with learning rate `vision_lr`.
+    decay_from, decay_steps: step where the learning rate begins to fall, and number of steps until it is zero.
+    cell_kinds: number of classes of each label of a cell. empty: loss weight of cells that show nothing.
+    guided: indices of the guided layers of the language model; None: three in the middle.
+    length_power: an answer of n tokens weighs n ** (1 - length_power) in the loss. At 0 a description weighs as much as
+        a hundred short answers, and colours and sizes are learned last.
+    half: matrix products in bfloat16; None: if the processor is fast in it.
+    compiled: fuse the operations between matrix products (torch.compile).
+    start: a folder with an exported model, or a run's checkpoint, to begin from. fresh_projector: do not load its
+        projector.
     """
 
     lr: float = 3e-3
@@ -85,11 +88,11 @@ class VlmOptions:
 class VlmModule(LightningModule):
     """L = L_answers + cell_weight L_cells + guide_weight L_guide; in the first `vision_steps` steps L_cells alone.
 
-    L_guide asks the first head of the language model's layers `guided` to look at the patch whose printed character
-    comes next in the answer, and the states that leave the middle one of these layers to tell its cell in the patch:
-    alone, the model learns what to say long before it learns to read.
+    L_guide trains layers `guided` of the language model to read. Their first head shall attend to the patch with the
+    printed character that comes next in the answer. The middle layer's output shall tell in which cell of the patch it
+    is. Without this loss, the model learns which kind of answer to give long before it learns to read.
 
-    units: the tokens by number. options: those of `VlmOptions`.
+    units: the tokens, ordered by id. options: fields of `VlmOptions`.
     """
 
     def __init__(self, units: list[str], shape: Shape | None = None, **options: Any) -> None:
@@ -110,10 +113,10 @@ class VlmModule(LightningModule):
         self.model = build_model(self.shape, units, self.options.seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(self.options.cell_kinds))
         self.whitening = Whitening(self.shape.vision_width, self.shape.width)
-        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `whitening` is folded into it
+        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `whitening` is later folded into it
         self.pointer = nn.Linear(self.shape.width, CELLS)
         kinds = [PRINTED.find(unit.strip("Ġ")) + 1 if len(unit.strip("Ġ")) == 1 else 0 for unit in units]
-        self.register_buffer("printed", torch.tensor(kinds), persistent=False)  # of each token, 0 for no character
+        self.register_buffer("printed", torch.tensor(kinds), persistent=False)  # each token's kind; 0: no character
         self.printed: Tensor
         self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
         if self.options.start is not None:
@@ -127,8 +130,8 @@ class VlmModule(LightningModule):
         self._counts: dict[str, list[float]] = {}
 
     def begin_from(self, start: str) -> None:
-        """Take an exported model's weights, but for the projector's where that is to be learned anew; of a checkpoint
-        those of the heads, too."""
+        """Load weights of an exported model, without the projector if `fresh_projector`. A checkpoint also has the
+        heads' weights."""
         part: nn.Module = self if Path(start).is_file() else self.model
         if part is self:
             weights = read_checkpoint(Path(start))["state_dict"]
@@ -142,7 +145,7 @@ class VlmModule(LightningModule):
             raise InputError(f"`start` must fit, but the model of '{start}' does not ({one_line(error)})") from None
 
     def factor(self, step: int) -> float:
-        """The relative learning rate: each phase rises once, the end falls."""
+        """The factor on the learning rate at a step: each phase has a warm-up, and the end falls to zero."""
         vision = self.options.vision_steps
         since = step if step < vision else step - vision
         rise = min(1.0, (since + 1) / max(self.options.warmup, 1))
@@ -150,7 +153,7 @@ class VlmModule(LightningModule):
         return rise * scale * self.rate(step)
 
     def losses(self, batch: Batch, vision_only: bool) -> dict[str, Tensor]:
-        """All parts of the loss of a batch; `loss` is their weighted sum."""
+        """The loss of a batch and its parts by name; `loss` is the weighted sum of the parts."""
         states = see(self.model, batch.pixels.float() / 127.5 - 1, self._products, self._layers[0])
         parts: dict[str, Tensor] = {}
         total: Tensor = states.sum() * 0
@@ -188,7 +191,7 @@ class VlmModule(LightningModule):
         return parts | {"loss": loss}
 
     def project(self, states: Tensor) -> Tensor:
-        """The encoder's states as the language model reads them, (B, P, H)."""
+        """Project the encoder's states to the language model's inputs, (B, P, H)."""
         projector = self.model.model.multi_modal_projector
         if not self.whitening.measured:
             goes_on = self.options.start is not None and not self.options.fresh_projector
@@ -200,7 +203,7 @@ class VlmModule(LightningModule):
             self.whitening.fold(self.model.model.multi_modal_projector.linear_1)
 
     def guide_loss(self, looks: list[Tensor], batch: Batch) -> Tensor:
-        """-log of what the guided heads attend to at the patch that is read, mean over heads and tokens."""
+        """-log of the guided heads' attention to the patch that is read, mean over heads and tokens."""
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         first = (batch.tokens[0] == self.tokens[IMAGE]).long().argmax()
         at = first + batch.patches[row, query].long()
@@ -208,12 +211,14 @@ class VlmModule(LightningModule):
         return -shares.clamp_min(1e-6).log().mean() if len(row) else shares.sum()
 
     def pointer_loss(self, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The cross-entropy of which cell of its patch shows the character that is read, and how often it is right. A
-        patch holds two or three letters: where to look is not yet what to read. states: (B, L, H)."""
+        """Cross-entropy of which cell of its patch shows the character that is read, and the accuracy.
+
+        A patch holds two or three letters, so knowing the patch is not enough to read one. states: (B, L, H).
+        """
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         kinds = self.printed[batch.labels[row, query]]
         shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (N, cells)
-        clear = (kinds > 0) & (shown.sum(-1) == 1)  # a letter that stands twice in a patch tells nothing
+        clear = (kinds > 0) & (shown.sum(-1) == 1)  # a character that a patch shows twice gives no unique target
         scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
         right = scores.argmax(-1) == shown.long().argmax(-1)
         losses = F.cross_entropy(scores, shown.long().argmax(-1), reduction="none") * clear
@@ -229,7 +234,7 @@ class VlmModule(LightningModule):
         self._counts = defaultdict(lambda: [0.0, 0.0])
 
     def validation_step(self, batch: Asked, batch_idx: int) -> None:
-        """Answers greedily, and counts what is right; nothing in the phase that trains the encoder alone."""
+        """Answer greedily and count right answers; skipped in the phase that trains the encoder alone."""
         if self.global_step < self.options.vision_steps and not self.trainer.sanity_checking:
             return
         for question, answer in zip(batch.questions, self.answer(batch), strict=True):
@@ -242,7 +247,7 @@ class VlmModule(LightningModule):
                 count[1] += 1
 
     def answer(self, batch: Asked) -> list[str]:
-        """What the model says to each question."""
+        """The model's answer to each question."""
         longest = LONGEST[any(question.task == "describe" for question in batch.questions)]
         settings = GenerationConfig(
             do_sample=False,
@@ -287,8 +292,8 @@ class VlmModule(LightningModule):
 
 
 def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
-    """(B, L) the number of each column's question, (B, L) bool which columns count -> (N,) their weights, of sum 1:
-    an answer's n columns weigh n ** -power each."""
+    """The loss weight of each counted column. turns: (B, L) number of each column's question. asked: (B, L) bool, which
+    columns count. Returns (N,) weights of sum 1: each of an answer's n columns weighs n ** -power."""
     rows, columns = asked.nonzero(as_tuple=True)
     names = rows * (int(turns.max()) + 1) + turns[rows, columns]
     _, which, counts = torch.unique(names, return_inverse=True, return_counts=True)
@@ -297,7 +302,7 @@ def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:
-    """The text of an answer's tokens: byte-level pieces, of which a scene's text uses those of ASCII."""
+    """The text of an answer's tokens (byte-level pieces; scenes have ASCII text only)."""
     if end in tokens:
         tokens = tokens[: tokens.index(end)]
     return "".join(units[token] for token in tokens).replace("Ġ", " ").replace("Ċ", "\n").strip()

@@ -16,7 +16,7 @@ from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the network. Deep and narrow: drafting saves the more, the more layers a pass of the target has."""
+    """Sizes of the network. It is deep and narrow: the more layers the target has, the more time drafting saves."""
 
     image: int = 128  # pixels of a side
     patch: int = 16
@@ -39,7 +39,7 @@ class Shape:
 def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
     """The configuration of a model with these tokens.
 
-    The encoder's last layer is read, without its norm; there is no class token.
+    The projector reads the encoder's last layer, without its norm. There is no class token.
     """
     return LlavaConfig(
         vision_config=SiglipVisionConfig(
@@ -74,10 +74,10 @@ def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
 
 
 def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditionalGeneration:
-    """With random weights; the table of the patches' positions begins as sines and cosines."""
+    """A model with random weights. The position embeddings of patches begin as sines and cosines."""
     torch.manual_seed(seed)
     model = LlavaForConditionalGeneration(configuration(shape, units))
-    model.set_attn_implementation("eager")  # trains faster on a CPU than the fused one
+    model.set_attn_implementation("eager")  # faster to train on a CPU than fused attention
     table = model.model.vision_tower.embeddings.position_embedding.weight
     with torch.no_grad():
         table.copy_(sines(shape.image // shape.patch, shape.vision_width) * 0.2)
@@ -96,10 +96,10 @@ def sines(side: int, width: int) -> Tensor:
 
 
 def see(model: LlavaForConditionalGeneration, pixels: Tensor, dtype: torch.dtype, layer: Layer | None = None) -> Tensor:
-    """(B, 3, H, W), -1 to 1 -> (B, patches, vision width): what `get_image_features` projects.
+    """The vision encoder's states: pixels (B, 3, H, W), -1 to 1 -> (B, patches, vision width), the projector's input.
 
-    dtype: of the matrix products; what lies between them stays as it is. layer: `vision_layer`, or it compiled: one
-    function serves all layers, for their weights are arguments.
+    dtype: of the matrix products; the operations between them keep theirs. layer: `vision_layer`, or its compiled
+        version. One function serves all layers, because their weights are arguments.
     """
     tower = model.model.vision_tower
     patches = tower.embeddings.patch_embedding
@@ -132,10 +132,13 @@ def speak(
     watched: Sequence[int] = (),
     inside: int = -1,
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Hidden states after the last norm; the attention of the first head of each layer of `watched`, (B, L, L); what
-    leaves layer `inside`, (B, L, H).
+    """Run the language model.
 
-    embeddings: (B, L, H); mask: (B, 1, L, L), added to the scores; positions: (B, L). dtype, layer: as of `see`.
+    embeddings: (B, L, H). mask: (B, 1, L, L), added to the scores. positions: (B, L). dtype, layer: as for `see`.
+    watched: layers whose first head's attention is returned. inside: layer whose output is returned.
+
+    Returns: hidden states (B, L, H) after the last norm; attention (B, L, L) of each layer in `watched`; the output (B,
+        L, H) of layer `inside`.
     """
     language = model.model.language_model
     cosine, sine = language.rotary_emb(embeddings, position_ids=positions)
@@ -192,7 +195,8 @@ def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) ->
 def language_layer(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor
 ) -> Tensor:
-    """One layer of Llama, (B, L, H): norms and projections in the order of `speak`; as many key heads as heads."""
+    """One layer of Llama, (B, L, H): norms and projections in the order of `speak`. It has as many key heads as query
+    heads."""
     n1, wq, wk, wv, wo, n2, wg, wu, wd = weights
     width = x.shape[-1]
     y = F.rms_norm(x, (width,), n1, 1e-6).to(dtype)
@@ -207,19 +211,19 @@ def language_layer(
 
 
 def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions: (B, heads, L, D) with (B, L, D)."""
+    """Apply rotary positions: states (B, heads, L, D); cosine and sine (B, L, D)."""
     half = states.shape[-1] // 2
     swapped = torch.cat([-states[..., half:], states[..., :half]], -1)
     return states * cosine[:, None] + swapped * sine[:, None]
 
 
 class Whitening(nn.Module):
-    """What the projector reads while it is trained: the encoder's states, centred, all directions of equal size.
+    """Whitens the encoder's states for the projector in training: centred, and of equal variance in all directions.
 
-    LLaVA's projector reads the encoder's residual stream as it is. That of a trained encoder is large and lies in few
-    directions, those of letters not among them: the language model saw colours and places, and could not read. The
-    projector learns on whitened states instead; `fold` writes what it learned into the model's own first layer, which
-    then says the same of plain states.
+    LLaVA's projector reads the encoder's residual stream directly. In a trained encoder this stream is large and lies
+    in few directions, and letters are not among them: the language model saw colours and places, and could not read. So
+    the projector learns on whitened states; `fold` then writes whitening into the model's own first layer, which gives
+    the same output from plain states.
     """
 
     def __init__(self, width: int, out: int, shrink: float = 0.01) -> None:
@@ -239,8 +243,8 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def measure(self, states: Tensor, layer: nn.Linear | None = None) -> None:
-        """Take centre and covariance of states, (B, P, H); of several processes, their mean. layer: a first layer that
-        was trained before, to go on from."""
+        """Estimate mean and covariance of states (B, P, H), averaged over processes. layer: an already trained first
+        layer to begin with."""
         flat = states.flatten(0, 1).double()
         moments = torch.cat([flat.mean(0, keepdim=True), flat.T @ flat / len(flat)])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -261,14 +265,15 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def fold(self, layer: nn.Linear) -> None:
-        """Write it into a layer that reads plain states."""
+        """Write whitening and weights into a layer that reads plain states."""
         weight = self.first.weight @ self.turn
         layer.weight.copy_(weight)
         layer.bias.copy_(self.first.bias - weight @ self.middle)
 
 
 class CellHeads(nn.Module):
-    """Tells of each patch what its cells show: the auxiliary task. cells: of a patch; kinds: classes of each label."""
+    """Predicts what the cells of each patch show: the auxiliary task. cells: number in a patch. kinds: number of
+    classes of each label."""
 
     def __init__(self, width: int, cells: int, kinds: tuple[int, ...]) -> None:
         super().__init__()
@@ -277,13 +282,14 @@ class CellHeads(nn.Module):
         self.out = nn.Linear(width, cells * sum(kinds))
 
     def forward(self, states: Tensor) -> list[Tensor]:
-        """(B, P, H) -> a (B, P, cells, classes) of each kind of label."""
+        """States (B, P, H) -> for each kind of label, logits (B, P, cells, classes)."""
         scores = self.out(self.norm(states))
         return list(scores.unflatten(-1, (self.cells, sum(self.kinds))).split(self.kinds, -1))
 
 
 def cell_loss(scores: Tensor, labels: Tensor, empty: float) -> Tensor:
-    """Mean cross-entropy, cells that show nothing (label 0) weighted with `empty`. (..., classes), (...)."""
+    """Mean cross-entropy of scores (..., classes) and labels (...). Cells that show nothing (label 0) have weight
+    `empty`."""
     losses = F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
     weights = torch.where(labels.flatten() == 0, empty, 1.0)
     return (losses * weights).sum() / weights.sum()

@@ -1,8 +1,8 @@
-"""The small model's tokenizer, conversations in its tokens (kept on disk in a few flat arrays), and rows of them.
+"""The small model's tokenizer, conversations as tokens (stored on disk in a few flat arrays), and packed rows of them.
 
-A row has several questions about one picture: it is seen once, and each question sees it and itself alone. Runs of
-capitals are cut into single letters, and numbers into digits: with word pieces the model of a trial read digits but no
-words.
+A row has several questions about one picture. The picture is encoded once; each question attends to it and to itself,
+not to other questions. Words in capitals are split into letters, and numbers into digits: in a trial with word pieces,
+the model learned to read digits but no words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmdec.training.corpora.image_text import Conversation
 
 BEGIN, END, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
 USER, ASSISTANT = "USER:", "ASSISTANT:"
-PRINTED = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-"  # the first kinds of what a cell may show, from 1 on
+PRINTED = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-"  # the characters that a cell may show: kinds 1, 2, ...
 LETTERS = r" ?[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]"
 DIGITS = r" ?[0-9]"
 TEMPLATE = (
@@ -39,7 +39,7 @@ TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedTokenizerFast:
-    """Byte-level pieces learned from `texts`; `pieces` tokens in all."""
+    """Learn byte-level pieces from `texts`. pieces: number of tokens, special ones included."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -79,7 +79,7 @@ def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedToken
 
 
 def kept_tokenizer(folder: Path, texts: Iterable[str], pieces: int) -> PreTrainedTokenizerFast:
-    """The one in `folder`, or one learned from `texts` and kept there."""
+    """Load the tokenizer in `folder`, or learn one from `texts` and save it there."""
     if not (folder / "tokenizer.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         build_tokenizer(texts, pieces).save_pretrained(folder)
@@ -87,17 +87,17 @@ def kept_tokenizer(folder: Path, texts: Iterable[str], pieces: int) -> PreTraine
 
 
 def prefix(patches: int) -> str:
-    """What stands before the first question."""
+    """The text before the first question: the image tokens."""
     return f"{BEGIN}{USER} {IMAGE * patches}\n"
 
 
 def asked(question: str) -> str:
-    """A question as it is tokenized, after the prefix."""
+    """A question as text, in the form that follows the prefix."""
     return f"{question} {ASSISTANT}"
 
 
 def answered(answer: str) -> str:
-    """An answer as it is tokenized, after its question."""
+    """An answer as text, in the form that follows its question."""
     return f" {answer}{END}"
 
 
@@ -108,9 +108,14 @@ READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-
 
 @dataclass(frozen=True)
 class Encoded:
-    """tokens: of all turns, one after the other; patches: where the character that a token of an answer reads is
-    printed, NOWHERE for others; bounds: where question and answer of each turn end, (T, 2); first: the first turn of
-    each conversation, (N + 1,); images: a path of each conversation."""
+    """All conversations as flat arrays.
+
+    tokens: of all turns, one after the other.
+    patches: for each answer token, the patch that shows the character that it reads; NOWHERE for other tokens.
+    bounds: (T, 2) where question and answer of each turn end.
+    first: (N + 1,) the first turn of each conversation.
+    images: the image path of each conversation.
+    """
 
     tokens: np.ndarray
     patches: np.ndarray
@@ -122,8 +127,8 @@ class Encoded:
         return len(self.first) - 1
 
     def turns(self, number: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each turn of a conversation: the question's tokens, the answer's tokens, and the patch that shows each
-        token of the answer."""
+        """For each turn of a conversation: the question's tokens, the answer's tokens, and the patch that each answer
+        token reads."""
         turns = []
         for turn in range(self.first[number], self.first[number + 1]):
             begin = self.bounds[turn - 1, 1] if turn else 0
@@ -132,7 +137,7 @@ class Encoded:
         return turns
 
     def save(self, path: Path) -> None:
-        """Write the file in one step: on an error the old one stays."""
+        """Write the file. If writing fails, an existing file stays as it was."""
         content = io.BytesIO()
         np.savez(content, **{name: getattr(self, name) for name in FIELDS})
         write_whole(path, content.getvalue())
@@ -145,7 +150,7 @@ class Encoded:
 
 
 def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Tokens of every turn, as they stand after the picture's prefix."""
+    """Encode all turns, in the form that follows the picture's prefix."""
     tokens: list[np.ndarray] = []
     patches: list[np.ndarray] = []
     bounds: list[tuple[int, int]] = []
@@ -170,8 +175,11 @@ def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizer
 def patches_read(
     answer: str, offsets: Sequence[tuple[int, int]], prints: Sequence[tuple[str, Sequence[int]]]
 ) -> np.ndarray:
-    """The patch that each token of an answer reads. offsets: the characters of each token; prints: printed texts, each
-    with its characters' patches. A word or number that is printed twice is left out: the answer may mean either."""
+    """The patch that each token of an answer reads.
+
+    offsets: each token's characters in the answer. prints: printed texts, each with the patches of its characters. A
+        word or number that is printed twice is left out, because the answer may mean either.
+    """
     where: dict[int, int] = {}
     for word in READ.finditer(answer):
         printed = [
@@ -186,14 +194,18 @@ def patches_read(
 
 
 IGNORED = -100
-MASKED = -1e4  # added to a score
+MASKED = -1e4  # added to attention scores
 
 
 @dataclass
 class Batch:
-    """B rows of L tokens. pixels: (B, 3, H, W) uint8; labels: the next token, or IGNORED; turns: 0 for the picture's
-    prefix, then the number of the question, -1 for padding; patches: (B, L) uint8, what the next token reads, see
-    `Encoded`; cells: (B, P, cells, kinds) uint8."""
+    """B rows of L tokens.
+
+    pixels: (B, 3, H, W) uint8. labels: the next token, or IGNORED.
+    turns: 0 for the picture's prefix, then the number of the question; -1 for padding.
+    patches: (B, L) uint8, the patch that the next token reads, see `Encoded`.
+    cells: (B, P, cells, kinds) uint8.
+    """
 
     pixels: Tensor
     tokens: Tensor
@@ -211,8 +223,10 @@ class Batch:
 def pack(
     prefix: np.ndarray, turns: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], length: int, pad: int
 ) -> tuple[np.ndarray, ...]:
-    """One row of tokens, labels, turns, positions and patches, each (length,). turns: as of `Encoded`, as many as fit;
-    positions start again after the prefix."""
+    """Pack turns, as many as fit, into one row: tokens, labels, turns, positions and patches, each (length,).
+
+    turns: as from `Encoded.turns`. Each turn's positions begin right after the prefix.
+    """
     tokens = np.full(length, pad, np.int64)
     labels = np.full(length, IGNORED, np.int64)
     owners = np.full(length, -1, np.int64)
@@ -236,7 +250,8 @@ def pack(
 
 
 def turn_mask(turns: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(B, L) -> (B, 1, L, L), 0 where a token may look and MASKED elsewhere: back, at the prefix and its own turn."""
+    """Attention mask of turns (B, L) -> (B, 1, L, L): 0 for earlier tokens of the prefix and of the same turn, else
+    MASKED."""
     same = turns[:, :, None] == turns[:, None, :]
     prefix = (turns == 0)[:, None, :] & (turns >= 0)[:, :, None]
     length = turns.shape[1]

@@ -1,4 +1,4 @@
-"""Batches for drafters: a corpus's questions with the answers that the target itself gives."""
+"""Batches for training drafters: a corpus's questions with the target's own answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Ramp:
-    """The share of samples with pictures in each of `epochs`: none in the first half, then rising, all in the last.
+    """Share of samples with pictures in each of `epochs`: none in the first half, then rising, all in the last.
 
     With the paper's 40 epochs: 0 up to epoch 20, then 2 (epoch - 20) / 40, which is .05 to .95, and 1 in epoch 40.
     """
@@ -38,7 +38,7 @@ class Ramp:
             raise InputError(f"`epochs` must be at least 1, but is {self.epochs}. The paper has 40.")
 
     def share(self, epoch: int) -> float:
-        """epoch: from 0, as Lightning counts; beyond the last all samples have pictures."""
+        """The share in an epoch, counted from 0 as in Lightning. Beyond the last epoch all samples have pictures."""
         number, half = epoch + 1, self.epochs / 2
         if number >= self.epochs:
             return 1.0
@@ -47,7 +47,8 @@ class Ramp:
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """B questions with their answers. rows: their names. prompts: None where the target's features are stored."""
+    """B questions with their answers. rows: names of the samples. prompts: None where the target's features are
+    stored."""
 
     rows: list[str]
     answers: list[list[int]]
@@ -59,7 +60,7 @@ class DraftBatch:
 
 
 class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
-    """Samples with what the target reads of them; without it, if their features are in `stored` by name."""
+    """Samples with the target's input tensors; without these, if the sample's features are in `stored`."""
 
     def __init__(
         self,
@@ -78,7 +79,8 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return sample, None if sample.name in self.stored else self.prompting(sample)
 
     def collate(self, items: Sequence[tuple[Sample, Inputs | None]]) -> DraftBatch:
-        """A whole batch is read again where features of one sample are missing."""
+        """Batch the items. If the features of one sample are missing, the input tensors of the whole batch are
+        built."""
         if all(inputs is None for _, inputs in items):
             prompts = None
         else:
@@ -86,18 +88,20 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
 
 
-TRAIN, MIXED, GROUPED = 5, 6, 7  # what a random stream is for
-GROUP = 16  # batches whose samples are sorted by the length of their answers
+TRAIN, MIXED, GROUPED = 5, 6, 7  # purposes of random streams
+GROUP = 16  # number of batches whose samples are sorted together by answer length
 
 
 @dataclass(frozen=True)
 class DraftDataOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
-    samples: questions to train on, `long_share` of them with long answers; null takes all. max_tokens: of an answer.
-    frames: taken of a video. ramp: MSD's stages; where the corpus has no conversations without pictures, the first
-    reads the same questions and answers without their pictures; null takes the samples in their order. base_dtype: of
-    the target. kept: a folder for answers and features. answer_batch: questions that are answered at once.
+    samples: number of questions to train on, a share of `long_share` with long answers; null: all.
+    max_tokens: the most tokens of an answer. frames: number of frames taken from a video.
+    ramp: MSD's stages. If the corpus has no conversations without pictures, the first stage trains on the same
+        questions and answers without their pictures. null: samples in their order.
+    base_dtype: dtype of the target. kept: folder where answers and features are stored.
+    answer_batch: number of questions answered at once.
     max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
@@ -125,10 +129,10 @@ class DraftDataOptions:
 
 
 class DraftData(LightningDataModule):
-    """Questions of a corpus in the layout of llava_v1_5_mix665k, each by itself, answered by the target.
+    """A data module: single questions of a corpus in the layout of llava_v1_5_mix665k, answered by the target.
 
-    base: the target's folder, a vision-language or a language model. corpus: a folder with {split}.json and images/; a
-    row may have "video", a folder of frames in images/. options: those of `DraftDataOptions`.
+    base: the target's folder, a vision-language or a language model. corpus: folder with {split}.json and images/; a
+        row may have "video", a folder of frames in images/. options: fields of `DraftDataOptions`.
     """
 
     def __init__(self, base: str, corpus: str, **options: Any) -> None:
@@ -138,9 +142,9 @@ class DraftData(LightningDataModule):
         self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
         self.batch_size, self.ramp, self.seed = self.options.batch_size, self.options.ramp, self.options.seed
         self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
-        self.stored: Container[str] = ()  # samples whose features need no pass of the target
+        self.stored: Container[str] = ()  # samples whose features are stored
 
-    # What may be missing is looked for late: errors from here reach the user as they are.
+    # Missing files are looked for only here, so that the user sees such errors unchanged.
     @cached_property
     def prompting(self) -> Prompting:
         return Prompting(self.base)
@@ -161,7 +165,8 @@ class DraftData(LightningDataModule):
 
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
-        """The chosen questions of both splits; without a split for development, they are the last of training's."""
+        """The chosen questions of both splits. Without a development split, the last training questions are used for
+        it."""
         many, few, options = self.options.samples, self.options.dev_samples, self.options
         if options.dev_split is not None:
             both = {"train": self._read(options.train_split, many), "dev": self._read(options.dev_split, few)}
@@ -183,28 +188,29 @@ class DraftData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The tokens by their number: what the command line passes to every model."""
+        """The tokens, ordered by id. The command line passes them to every model."""
         return token_list(self.prompting.tokenizer)
 
     @property
     def mark(self) -> str:
-        """What answers follow from beside their questions."""
+        """Names everything, besides the question, that an answer depends on."""
         return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
-        """The target's answers by the names of their questions. locks: keep other runs from the same file."""
+        """The target's answers by the names of their questions. locks: holds the lock that keeps other runs from the
+        same file."""
         folder = self.kept / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, layers: Sequence[int], half: bool, rank: int = 0) -> ReadingStore:
-        """The target's readings by the names of their samples."""
+        """The store of the target's features, by the names of samples."""
         named = "_".join(str(layer) for layer in layers) + ("-half" if half else "")
         return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, layers, half, rank)
 
     def regenerate(self, part: int = 0, parts: int = 1, device: str | torch.device | None = None) -> int:
-        """Let the target answer what is not answered yet, one of `parts` of it; how many answers are new.
+        """Let the target answer the questions that have no stored answer yet; only part `part` of `parts`.
 
-        What is done is written at once, so that a run that was cut off goes on where it was.
+        Answers are stored at once, so an interrupted run can continue. Returns: the number of new answers.
         """
         if device is not None:
             self.model.to(device)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
@@ -219,9 +225,10 @@ class DraftData(LightningDataModule):
         return len(missing)
 
     def keep_features(self, layers: Sequence[int], half: bool, part: int = 0, parts: int = 1) -> int:
-        """Read what is not read yet, one of `parts` of it, and keep the features; how many readings are new.
+        """Compute and store the features that are not stored yet; only part `part` of `parts`.
 
-        A training run does the same as it goes; here every drafter of the same layers profits.
+        A training run does the same as it goes. After this call, all drafters that read the same layers can use the
+        stored features. Returns: the number of new samples.
         """
         self.setup("fit")
         store = self.feature_store(layers, half, part)
@@ -235,7 +242,7 @@ class DraftData(LightningDataModule):
         return len(missing)
 
     def prepare_data(self) -> None:
-        """The answers, once for all ranks; large targets are better asked before, see `regenerate`."""
+        """Compute missing answers, in one process only. For large targets, better run `regenerate` before."""
         on_gpu = torch.cuda.is_available() and (
             self.trainer is None or self.trainer.strategy.root_device.type == "cuda"
         )
@@ -252,7 +259,7 @@ class DraftData(LightningDataModule):
                     f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
                     "Run python -m mmdec.training.vlm_drafters.regenerate first."
                 )
-        # A first token is the target's own; an answer of one leaves nothing to draft.
+        # The target itself gives the first token; an answer of one token leaves nothing to draft.
         self.parts = {
             split: [sample for sample in rows if len(self.tokens[sample.name]) > 1]
             for split, rows in self.samples.items()
@@ -270,7 +277,7 @@ class DraftData(LightningDataModule):
         return self._loader(samples, batches)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Every second question for every second process, the longest answers together."""
+        """Each process takes every n-th question. The longest answers are batched together."""
         assert self.trainer is not None
         rows = self.parts["dev"]
         order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
@@ -283,8 +290,8 @@ class DraftData(LightningDataModule):
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
         """The samples, and the batches of an epoch (from 0) as indices into them.
 
-        Samples with pictures and text-only ones are each an endless sequence of shuffled passes, from which epochs take
-        as many as the ramp says. Samples of about equal length make a batch. Every process gets as many batches.
+        Samples with pictures and text-only samples are two endless sequences of shuffled passes. Each epoch takes from
+        both as the ramp says. A batch has samples of about equal length. Every process gets the same number of batches.
         """
         visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
@@ -304,7 +311,7 @@ class DraftData(LightningDataModule):
         for first in range(0, count, GROUP * size):
             group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._length(pool[index]), index))
             batches += [group[start : start + self.batch_size] for start in range(0, len(group), self.batch_size)]
-        # Batches that stand beside each other are equally long: a step waits for the slowest process.
+        # In one step, all processes get batches of about equal length: a step waits for the slowest process.
         steps = [batches[start : start + world] for start in range(0, len(batches), world)]
         order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
         return pool, [steps[index][rank] for index in order]
@@ -341,7 +348,8 @@ class DraftData(LightningDataModule):
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:
-    """Yield batches of `size` samples, and log progress now and then. line: the message, with places for 2 numbers."""
+    """Yield batches of `size` samples, and log progress now and then. line: the message, with places for two
+    numbers."""
     for number, begin in enumerate(range(0, len(samples), size)):
         yield samples[begin : begin + size]
         done = min(begin + size, len(samples))

@@ -1,9 +1,11 @@
-"""Training of a drafter that continues its target's features; what all systems share.
+"""Training of a drafter that continues its target's features: what all drafter systems share.
 
-The target is frozen: no gradient passes through it, and it is neither saved nor moved by a strategy. It teaches while
-training runs, from one pass over prompt and answer, which all steps of the unroll share; features of samples that come
-again can be kept on disk. Only columns of answers count in the loss. Simulated decoding needs the ranks of a text's own
-tokens, root by root: a draft follows the text as long as it is accepted, so the features along it are decoding's own.
+The target is frozen: no gradient passes through it, and no strategy saves or moves it. During training, one target pass
+over prompt and answer gives the targets for all steps of the unroll. Features of samples that are used again can be
+stored on disk. Only answer tokens count in the loss.
+
+Simulated decoding only needs the drafter's rank of each true next token, for every root. While a draft is accepted it
+equals the text, so features computed along the text are those of real decoding.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
 from mmdec.types import InputError
 
-CELLS = 1 << 26  # logits of either side in memory at a time
+CELLS = 1 << 26  # the most logits in memory at a time, of the drafter or of the target
 TOP = 10  # tokens that ListMLE ranks
 
 
@@ -49,8 +51,9 @@ TOP = 10  # tokens that ListMLE ranks
 class Weights:
     """Weights of the parts of the loss. EAGLE, MSD and SpecVLM use 1 for `features` and 0.1 for `tokens`.
 
-    features: SmoothL1 of the features, its mean over channels. tokens: cross-entropy with the target's distribution.
-    distribution: L1 between the two distributions, its sum over tokens. ranks: ListMLE of the target's ten best tokens.
+    features: SmoothL1 of the features, mean over channels. tokens: cross-entropy with the target's distribution.
+    distribution: L1 distance of the two distributions, summed over tokens. ranks: ListMLE of the target's ten best
+        tokens.
     """
 
     features: float = 1.0
@@ -64,26 +67,29 @@ class Weights:
 
 
 def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """(P, H) each -> (P,)."""
+    """SmoothL1 of features (P, H) each, mean over channels -> (P,)."""
     return smooth_l1_loss(predicted, expected, reduction="none").mean(-1)
 
 
 def token_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Logits (P, V) each -> (P,)."""
+    """Cross-entropy of logits (P, V) with the distribution of the target's logits (P, V) -> (P,)."""
     return -(expected.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
 
 
 def distribution_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Logits (P, V) each -> (P,)."""
+    """L1 distance of the two distributions, from logits (P, V) each -> (P,)."""
     return (predicted.softmax(-1) - expected.softmax(-1)).abs().sum(-1)
 
 
 def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Logits (P, V) each -> (P,): minus the log-probability, by Plackett and Luce, of the target's order of its best
-    tokens, drawn one after the other from the drafter's scores of these (ListMLE, Xia et al. 2008)."""
+    """ListMLE (Xia et al. 2008) of logits (P, V) each -> (P,).
+
+    It is minus the log-probability, under the Plackett-Luce model with the drafter's scores, of the target's order of
+    its best tokens.
+    """
     order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
     scores = predicted.gather(-1, order)
-    rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # of each and those after it
+    rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # log-sum of each token and those after it
     return (rest - scores).sum(-1)
 
 
@@ -97,10 +103,11 @@ PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def losses(
     predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
-    """Features (P, H) each -> the weighted sum as "loss", its parts, and "right": how often both choose one token.
+    """Compare features (P, H) of drafter and target. Returns the weighted sum as "loss", its parts, and "right": the
+    share of positions where both choose the same token.
 
-    logits: (P, H) -> (P, V). For large vocabularies a part of the columns is worked through at a time, and its logits
-    are made again for the gradient.
+    logits: (P, H) -> (P, V). For large vocabularies, positions are processed in chunks, and their logits are computed
+        again for the gradient.
     """
     parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
 
@@ -126,16 +133,20 @@ def losses(
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
-    network: changes to the network's configuration, which is otherwise like a layer of the target. start: a folder of a
-    saved network to begin from. half_teacher: the target's products in bfloat16, whatever its weights are. unroll:
-    steps in which the network reads its own features, the first one included; before step unroll_from it is one, which
-    is quicker. unroll_decay: weight of a step over that of the one before; through: gradients flow through the steps.
-    noise: moves the features by up to noise * 512 / length. tokens, features, distribution, ranks: the loss, see
-    `Weights`; null takes the system's own. keep_features: on disk, 2 H bytes a column, so that samples that come again
-    need no pass of the target. chain, tree_nodes: of the simulated drafts whose tokens per round are logged; decoded:
-    questions that are decoded with trees of as many nodes.
+    network: changes to the network's configuration; by default the network is like one layer of the target.
+    start: folder of a saved network to begin from.
+    half_teacher: the target's matrix products in bfloat16, whatever its weights' dtype.
+    unroll: number of unrolled drafting steps: the first reads the target's features, the others the network's own.
+    unroll_from: before this training step, `unroll` is 1, which is faster.
+    unroll_decay: loss weight of an unroll step relative to the one before. through: let gradients flow through the
+        steps.
+    noise: random noise of up to noise * 512 / length is added to the features.
+    tokens, features, distribution, ranks: loss weights, see `Weights`; null: the system's own.
+    keep_features: store features on disk, 2 H bytes a token, so that samples that are used again need no target pass.
+    chain, tree_nodes: sizes of the simulated drafts whose tokens per round are logged.
+    decoded: number of questions that are really decoded, with trees of `tree_nodes` nodes.
     """
 
     network: dict[str, Any] = field(default_factory=dict)
@@ -171,14 +182,14 @@ class DraftOptions:
 
 
 def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
-    """The wrapper that holds the shards; None where every process has all weights."""
+    """The FSDP wrapper that holds the weights' shards; None where every process has all weights."""
     wrapped: nn.Module | None = trainer.strategy.model
     return wrapped if isinstance(wrapped, FullyShardedDataParallel) else None
 
 
 @contextmanager
 def whole_weights(trainer: Trainer) -> Iterator[None]:
-    """Inside, every process has all weights, for reading. All processes must enter."""
+    """A context in which every process has all weights, for reading. All processes must enter it."""
     wrapped = sharded(trainer)
     if wrapped is None:
         yield
@@ -191,10 +202,12 @@ def whole_weights(trainer: Trainer) -> Iterator[None]:
 def rank_texts(
     columns: Columns, steps: Sequence[Tensor], logits: Callable[[Tensor], Tensor], texts: Sequence[Reading]
 ) -> list[Tensor]:
-    """steps: step d (B, N - d, H) of columns d ... N - 1, without noise; logits: their tokens' (..., V).
+    """Ranks of the true tokens, for simulated decoding.
 
-    For each text of A tokens (A - 1, depth) int64, on the CPU: in row r, where token r is the root, the rank of token
-    r + 1 + d at depth d, at most WIDTH; WIDTH beyond the text's end.
+    steps: step d has the features (B, N - d, H) of columns d ... N - 1, without noise. logits: features -> (..., V).
+
+    Returns: for each text of A tokens a tensor (A - 1, depth) int64 on the CPU. Row r, where token r is the root, has
+        at depth d the rank of token r + 1 + d, at most WIDTH; beyond the text's end it has WIDTH.
     """
     lengths = columns.mask.sum(1).tolist()
     rows, width = columns.mask.shape
@@ -206,16 +219,17 @@ def rank_texts(
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
-        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): of the roots 0 ... N - depth - 1
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): for the roots 0 ... N - depth - 1
         ranks[:, : width - depth, depth] = step_ranks.masked_fill(~columns.mask[:, depth:], WIDTH).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
 
 class DraftModule(LightningModule):
-    """Abstract: a system says its name and what is special. The target is the data's `base`.
+    """Abstract base of all drafter training modules; a subclass sets its name and what is special. The target is the
+    data's `base`.
 
-    The best network by tokens per round of a chain is kept in `drafter/` of the trainer's root, as
-    `mmdec.load_drafter` reads it. units: ignored; the command line passes it to every model. options: those of
+    The network with the most tokens per round (as a chain) is saved in `drafter/` of the trainer's root, where
+    `mmdec.load_drafter` can read it. units: ignored; the command line passes it to every model. options: fields of
     `DraftOptions`.
     """
 
@@ -231,8 +245,8 @@ class DraftModule(LightningModule):
         self.loss_weights = Weights(**{**vars(self.weights), **overrides})
         settings = self.options
         self.rate = Schedule(settings.schedule, settings.warmup, settings.decay_from, settings.decay_steps)
-        self.best = 0.0  # tokens per round of the network kept
-        self.ranks: list[Tensor] = []  # of the texts of this validation
+        self.best = 0.0  # tokens per round of the saved network
+        self.ranks: list[Tensor] = []  # of this validation's texts
         self.sums: dict[str, float] = {}
 
     @property
@@ -245,9 +259,9 @@ class DraftModule(LightningModule):
             raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
         teacher = data.teacher
         teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright does not bind it
-        self.held = (teacher,)  # in a tuple it is no submodule
+        self.held = (teacher,)  # a tuple hides it from torch, so that it is no submodule
         self.mark = teacher.name
-        self.names = {"base": self.mark, "target": data.target_name}  # what a network says of its target
+        self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
         self.network = self.first_network()
         self.store: ReadingStore | None = None
         if self.options.keep_features:
@@ -255,20 +269,20 @@ class DraftModule(LightningModule):
             data.stored = self.store
 
     def first_network(self) -> DraftNetwork:
-        """New, like a layer of the target, or the saved one that is to be trained on."""
+        """The network that training begins with: new, like a layer of the target, or loaded from `start`."""
         kind, target = network_class(self.system), self.teacher.model
         if self.options.start is not None:
             network = load_network(Path(self.options.start), target)
             if type(network) is not kind:
                 raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
-            network.config = replace(network.config, **self.names)  # `start` may be of the target as it was before
+            network.config = replace(network.config, **self.names)  # the target may be newer than `start`
             return network.float().train()
         torch.manual_seed(self.options.seed)
         config = kind.config_class.like(self.teacher.config, **{**self.names, **self.options.network})
         return kind(config)
 
     def read(self, batch: DraftBatch) -> list[Reading]:
-        """The target's readings of a batch: stored ones, or those of a pass."""
+        """The target's features for a batch, either stored or computed now."""
         if self.store is not None:
             readings = self.store.read(batch.rows, batch.prompts, batch.answers)
         else:
@@ -278,11 +292,12 @@ class DraftModule(LightningModule):
         return [reading.to(self.device) for reading in readings]
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """The network's features `count` tokens deep: (B, N - s, H) at depth s, whose column c tells token s + c."""
+        """The network's features for `count` depths: (B, N - s, H) at depth s; its column c predicts token s + c."""
         return unrolled(self.network, columns, count, self.options.through)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """The loss of a batch, and its parts; those of step 0 under their names."""
+        """The loss of a batch, and its parts. Parts have their plain names for step 0; later steps add only
+        "right<step>"."""
         expected = _expected(texts, self.teacher.config.hidden_size, self.network.config.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
@@ -295,16 +310,16 @@ class DraftModule(LightningModule):
 
     @property
     def depth(self) -> int:
-        """How many drafting steps are unrolled in training."""
+        """Number of drafting steps that training unrolls."""
         return 1 if self.training and self.global_step < self.options.unroll_from else self.options.unroll
 
     @property
     def chain(self) -> int:
-        """How long the drafts are that validation scores, in tokens."""
+        """Number of tokens of the chains that validation simulates."""
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
-        # Noise and gates of a step follow from its number: a resumed run draws the same.
+        # Noise and gates depend on the step's number only, so a resumed run draws the same.
         torch.manual_seed((self.options.seed << 40) + (self.global_rank << 32) + self.global_step)
         texts = self.read(batch)
         parts = self.compare(read_columns(self.network, texts, self.options.noise), texts)
@@ -324,9 +339,9 @@ class DraftModule(LightningModule):
         self.ranks, self.sums = [], {}
         chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
         scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
-        if self.trainer.sanity_checking:  # of the network that a run begins with
+        if self.trainer.sanity_checking:  # scores of the initial network, before training
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # an unbroken run would not have looked here
+            if self.global_step:  # an uninterrupted run would not validate here
                 return
         else:
             if self.options.decoded:
@@ -337,7 +352,7 @@ class DraftModule(LightningModule):
             self.keep(scores)
 
     def decode(self) -> float:
-        """Tokens per round of real decoding with trees, over some questions of the development split."""
+        """Tokens per round of real decoding with trees, on some questions of the development split."""
         data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
         model, depth = self.teacher.model, min(self.chain, self.options.tree_nodes)
         counts = torch.zeros(2, device=self.device)
@@ -353,7 +368,7 @@ class DraftModule(LightningModule):
                 new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
                 counts += torch.tensor(
                     [new_tokens - 1, len(generation.rounds) - 1], device=self.device
-                )  # after the prompt's
+                )  # without the prompt's pass
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 
@@ -362,7 +377,7 @@ class DraftModule(LightningModule):
             self.keep({})
 
     def keep(self, scores: dict[str, float]) -> Path:
-        """Write the network to `drafter/` in half precision, in place of the one there."""
+        """Save the network in `drafter/` in half precision and replace the old one."""
         folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
@@ -383,7 +398,7 @@ class DraftModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """By the norm of all shards, where weights are sharded: Lightning (2.6) refuses there."""
+        """Clip sharded weights by the norm over all shards, which Lightning (2.6) refuses to do."""
         wrapped = sharded(self.trainer)
         if wrapped is None or gradient_clip_val is None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -417,7 +432,7 @@ class DraftModule(LightningModule):
 
 
 def _expected(texts: list[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
-    """(B, N, H) of the LM head's input at the answers' tokens, padded on the right."""
+    """The target's LM head inputs (B, N, H) at the answers' tokens, padded on the right."""
     if -1 not in layers:
         raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")
     begin = layers.index(-1) * size

@@ -1,11 +1,11 @@
-"""Lets a target answer a corpus's questions, for drafters to learn from; the same as a training run does at its start.
+"""Lets a target answer a corpus's questions, as training data of drafters. A training run does the same at its start.
 
 python -m mmdec.training.vlm_drafters.regenerate --config recipes/vlm_drafters/scenes/eagle.yaml
     [--base FOLDER] [--corpus FOLDER] [--part 0 --parts 8] [--device cuda:0] [--features] [--allow-absolute]
 
-Answers are greedy and go to the recipe's `kept` folder as they come: a run that was cut off goes on. Eight processes
-with eight parts share the work of eight GPUs. With --features the target then reads its answers, and its features are
-kept, too (2 H bytes a token: for small targets).
+Answers are greedy and stored at once in the recipe's `kept` folder: an interrupted run can continue. Eight processes
+with eight parts can use eight GPUs. With --features, the target's features of the answers are also computed and
+stored (2 H bytes a token: for small targets).
 """
 
 from __future__ import annotations

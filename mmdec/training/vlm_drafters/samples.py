@@ -1,5 +1,5 @@
-"""What a drafter is trained on: questions of a corpus, each by itself, with its pictures or the frames of its video;
-and how the target reads them: its processor's own chat, and batches of such inputs."""
+"""Training samples of drafters: single questions of a corpus, with their pictures or video frames; and their input
+tensors, made by the target's processor and chat template."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Inputs = dict[str, Tensor]
 
 
 class Prompting:
-    """A target's processor (or tokenizer, for a language model): what `mmdec.describe` sends for a question."""
+    """Makes the target's inputs for a question as `mmdec.describe` does, with its processor (or a language model's
+    tokenizer)."""
 
     def __init__(self, base: str | Path) -> None:
         self.processor: Any = AutoProcessor.from_pretrained(base)
@@ -35,7 +36,8 @@ class Prompting:
         self.films = getattr(self.processor, "video_token", None) is not None
 
     def __call__(self, sample: Sample) -> Inputs:
-        """A batch of one. Frames are a video where the processor knows videos, else pictures."""
+        """The inputs of one sample, a batch of one. Video frames enter as a video if the processor supports videos,
+        else as pictures."""
         if self.tokenizer is self.processor:  # a language model has no processor, only a tokenizer, and no pictures
             return self._text(sample.question)
         content: list[dict[str, Any]] = []
@@ -67,7 +69,7 @@ class Prompting:
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """A batch of one, with text tokens after it."""
+    """Append text tokens to the inputs of a batch of one."""
     ids = inputs["input_ids"]
     added = torch.tensor([list(tokens)], dtype=ids.dtype, device=ids.device)
     fills = {"input_ids": added, "attention_mask": torch.ones_like(added)}
@@ -80,10 +82,10 @@ def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
-    """Batches of one as one batch, padded on the left (to be continued) or on the right.
+    """Join batches of one into one batch, padded on the left (for generation) or on the right.
 
-    What is as long as the text is padded with it. The rest belongs to pictures and follows one after the other; where
-    their numbers of tiles differ (LLaVA-NeXT), these are padded with zeros.
+    Tensors as long as the text are padded like the text. Other tensors belong to pictures and are concatenated; where
+    pictures have different numbers of tiles (LLaVA-NeXT), these are padded with zeros.
     """
     width = max(row["input_ids"].shape[1] for row in rows)
     joined: Inputs = {}
@@ -108,22 +110,22 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     return joined
 
 
-FORMAT = 1  # of the samples' names; a change makes stored answers void
-LONG = 20  # words of the corpus's own answer, from which it counts as a long one
+FORMAT = 1  # version of the samples' names; a change makes stored answers invalid
+LONG = 20  # number of words from which the corpus's own answer counts as long
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-SUBSET = 4  # of a random stream: which questions are taken
+SUBSET = 4  # purpose of the random stream that chooses questions
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One question. words: of the corpus's own answer, a guess at the length of the target's."""
+    """One question. words: number of words in the corpus's own answer, an estimate of the target's answer length."""
 
-    name: str  # of the question, its pictures and their sizes
+    name: str  # a hash of the question, its pictures and their sizes
     question: str
     images: tuple[Path, ...] = ()
     video: tuple[Path, ...] = ()  # frames, in their order
     words: int = 0
-    place: str = field(default="", compare=False)  # where it is listed
+    place: str = field(default="", compare=False)  # file and row where the question is listed
 
     @property
     def visual(self) -> bool:
@@ -136,8 +138,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which questions: `count` in a random order, at first one long and one short one of each conversation, and
-    `long_share` of them with long answers; None: all, in their order."""
+    """Which questions to take: `count` in a random order, a share of `long_share` with long answers. One long and one
+    short question of each conversation come first. count: None: all questions, in their order."""
 
     count: int | None = None
     long_share: float | None = None
@@ -152,11 +154,14 @@ def read_samples(
     admission: Admission = STRICT,
     kept: Path | None = None,
 ) -> list[Sample]:
-    """Questions of {corpus}/{split}.json, those of the choice; None: all, in their order. frames: of a video, a
-    folder of pictures, so many are taken. kept: a folder for what was found of the pictures; None: nowhere.
+    """Read the questions of {corpus}/{split}.json that `choice` selects; None: all, in their order.
 
-    Pictures are read once; questions about one that cannot be read are left out, named and counted. Raises InputError,
-    naming the row, and where too many are left out.
+    frames: number of pictures taken from a video, which is a folder of pictures. kept: folder where the results of
+        picture checks are stored; None: nowhere.
+
+    Each picture is read once as a check. Questions about unreadable pictures are left out; their names and number are
+    logged.
+    Raises InputError for a bad row, naming it, and where too many are left out.
     """
     listed = corpus / f"{split}.json"
     if not listed.is_file():
@@ -193,7 +198,7 @@ def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of:
 
 
 def _drawn(rows: Sequence[Conversation], root: Names, frames: int, seed: int, lap: int) -> Iterator[Sample]:
-    """Lap 0: of each conversation one question of each kind; lap 1: the rest."""
+    """Shuffled questions. Lap 0 gives one long and one short question of each conversation, lap 1 the rest."""
     for number, row in enumerate(rows):
         questions = list(_questions(row, root, frames))
         kinds: set[bool] = set()
@@ -205,8 +210,8 @@ def _drawn(rows: Sequence[Conversation], root: Names, frames: int, seed: int, la
 
 
 def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
-    """The first of the questions of each kind, as many as the choice says; where one kind has too few, the other fills
-    up."""
+    """Take the first questions of each kind (long, short) as the choice says. If one kind has too few, the other fills
+    the rest."""
     count, share = choice.count, choice.long_share
     if count is None or share is None:
         return list(questions if count is None else islice(questions, count))

@@ -1,4 +1,4 @@
-"""What each drafter's training adds to `DraftModule`: the loss it was published with, and steps of its own."""
+"""The drafter systems: what each adds to `DraftModule`, that is its published loss and its own unroll steps."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class EagleModule(DraftModule):
 
 @final
 class MsdModule(DraftModule):
-    """MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss; visual positions enter as they are; two stages.
+    """MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss; visual tokens enter unchanged; training has two stages.
 
-    The stages are the data's `ramp`: text alone in the first half of the epochs, then ever more pictures. The paper's
-    text is ShareGPT's; where a corpus has no conversations without pictures, the target's answers are read once more
-    without theirs. As published with `unroll` 1, `noise` 0.1 and a `ramp` of as many epochs as the run has.
+    The stages are the data's `ramp`: text alone in the first half of the epochs, then more and more pictures. The
+    paper's text is ShareGPT's. If a corpus has no conversations without pictures, its questions and answers are used
+    again without their pictures. As published with `unroll` 1, `noise` 0.1 and a `ramp` of as many epochs as the run
+    has.
     """
 
     system: ClassVar[str] = "msd"
@@ -45,8 +46,8 @@ class MsdModule(DraftModule):
 class SpecVlmModule(DraftModule):
     """SpecVLM (arXiv 2509.11815): 1.0 SmoothL1 + 0.1 cross-entropy, online, through the compressor that the gate draws.
 
-    The paper gives the gate no loss and no budget: it learns from the drafts alone. cost: ours, the weight of the share
-    of visual tokens that the gate would keep on average; 0 is the paper's.
+    The paper gives the gate no loss and no budget: only the drafting loss trains it. cost: our addition, the weight of
+    the expected share of visual tokens that the gate keeps; 0 is as in the paper.
     """
 
     system: ClassVar[str] = "specvlm"
@@ -58,7 +59,7 @@ class SpecVlmModule(DraftModule):
         self.hparams.update(cost=cost)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """With the gate's cost, where there is one."""
+        """The loss, plus the gate's cost if `cost` is not 0."""
         parts = dict(super().compare(columns, texts))
         network = cast(SpecVLM, self.network)
         if not self.cost or network.gate is None:
@@ -80,9 +81,9 @@ class SpecVlmModule(DraftModule):
 class ViSpecModule(DraftModule):
     """ViSpec (Kang et al. 2025, arXiv 2509.15235): 10 L1 between distributions + 0.1 ListMLE of the ten best tokens.
 
-    Its first stage is EAGLE's training on text (EagleModule with `ranks` 0.1). Its second, this one, shows pictures, on
-    long answers that the target gave, and reads one step of its own predictions (`unroll` 2 here, `mtp_steps` 1 there).
-    Begin from the first stage's network with `start`, or anew.
+    Its first stage is EAGLE's training on text (EagleModule with `ranks` 0.1). This class is its second stage: samples
+    with pictures and long answers by the target, and one step on the network's own predictions (`unroll` 2 here,
+    `mtp_steps` 1 in the paper's code). Begin from the first stage's network with `start`, or from a new one.
     """
 
     system: ClassVar[str] = "vispec"
@@ -91,10 +92,11 @@ class ViSpecModule(DraftModule):
 
 @final
 class FlashModule(DraftModule):
-    """FLASH (arXiv 2505.12728): k slots a pass, each taught the feature of its own token: sum SmoothL1 + 0.1 sum CE.
+    """FLASH (arXiv 2505.12728): k slots a pass, each trained on its own token's feature: sum SmoothL1 + 0.1 sum CE.
 
-    Refiners read the text's tokens, and with scheduled sampling some of the slots' own. sampled: the share of these at
-    the end; sampled_from: epochs without; sampled_over: epochs until the share is reached.
+    Refiners read the text's tokens; with scheduled sampling, some are replaced by tokens that the slots predict.
+    sampled: the final share of replaced tokens. sampled_from: number of epochs without sampling. sampled_over: number
+    of epochs until the share is reached.
     """
 
     system: ClassVar[str] = "flash"
@@ -116,20 +118,21 @@ class FlashModule(DraftModule):
 
     @property
     def depth(self) -> int:
-        """All slots are trained."""
+        """Number of slots: all are trained."""
         return cast(FlashNetwork, self.network).slots
 
     @property
     def chain(self) -> int:
-        """A pass gives one token for each slot."""
+        """Number of tokens that a pass drafts: one for each slot."""
         return min(self.options.chain, self.depth)
 
     def share(self, epoch: int) -> float:
-        """The share of the refiners' input tokens that the slots predict themselves, in this epoch (from 0)."""
+        """The share of the refiners' input tokens that are replaced by the slots' own predictions, in an epoch (from
+        0)."""
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """Slot s of the columns whose token s is within the answer: (B, N - s, H)."""
+        """For each slot s, its features (B, N - s, H), for the columns whose token s is within the answer."""
         network = cast(FlashNetwork, self.network)
         slots = raw_slots(network, columns)
         embeds = text_embeds(columns, network.slots)
@@ -151,8 +154,8 @@ class FlashModule(DraftModule):
 
 
 def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
-    """(B, N, k, H) before the refiners. Slot i of a column sees the prompt, slot 0 of the columns before it, and the
-    slots up to i of its own."""
+    """The slots' states (B, N, k, H) before the refiners. Slot i of a column attends to the prompt, slot 0 of earlier
+    columns, and slots 0 ... i of its own."""
     states = network.fuse(columns.embeds, columns.features)
     rows, length, count = *states.shape[:2], network.slots
     spread = network.slot_states(states).flatten(1, 2)
@@ -171,7 +174,7 @@ def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
 
 
 def text_embeds(columns: Columns, slots: int) -> Tensor:
-    """(B, N, k - 1, H): of column c the embeddings of the answer's tokens c + 1 ... c + k - 1, zero beyond its end."""
+    """Embeddings (B, N, k - 1, H): column c has those of answer tokens c + 1 ... c + k - 1, zero beyond the end."""
     padded = pad(columns.embeds, (0, 0, 0, slots))
     length, device = columns.embeds.shape[1], padded.device
     positions = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)

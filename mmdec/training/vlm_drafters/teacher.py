@@ -1,6 +1,6 @@
-"""The frozen target as teacher: its features, the inputs of its first layer, and its greedy answers.
+"""The frozen target as teacher: its features, its first layer's inputs, and its greedy answers.
 
-Readings of samples that come again are kept on disk: features, and the inputs at visual columns.
+For samples that are used again, the features, and the inputs at visual tokens, can be stored on disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Reading:
-    """One text as the target read it: the prompt's P columns and those of the answer but its last token, L in all."""
+    """The target's features of one text: the P columns of the prompt, and the answer's without its last token; L in
+    all."""
 
     prompt: int  # P
     answer: list[int]  # L - P + 1 tokens
@@ -51,7 +52,7 @@ class Reading:
 
 
 class Teacher:
-    """A target with its weights as they are. It holds no run: many may use it."""
+    """A target with unchanged weights. It holds no state of a run: several may use it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.requires_grad_(False).eval()
@@ -66,7 +67,7 @@ class Teacher:
 
     @property
     def name(self) -> str:
-        """Tells models of other weights apart, wherever they lie."""
+        """A hash of the weights, the same wherever the model is stored."""
         return fingerprint(self.model)
 
     @property
@@ -80,17 +81,17 @@ class Teacher:
         return output.weight, getattr(output, "bias", None)
 
     def logits(self, features: Tensor) -> Tensor:
-        """(..., H) -> (..., V), float32."""
+        """LM head logits: features (..., H) -> (..., V), float32."""
         weight, bias = self.head
         return linear(features.to(weight.dtype), weight, bias).float()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens of text (...) -> (..., H)."""
+        """Embeddings of text tokens (...) -> (..., H)."""
         table: Any = self.model.get_input_embeddings()
         return table(tokens)
 
     def visual(self, ids: Tensor) -> Tensor:
-        """Whether tokens (...) stand for parts of pictures."""
+        """Whether token ids (...) are visual tokens."""
         return torch.isin(ids, torch.tensor(self.marks, device=ids.device, dtype=ids.dtype))
 
     @torch.no_grad()
@@ -101,8 +102,10 @@ class Teacher:
         layers: Sequence[int],
         half: bool = False,
     ) -> list[Reading]:
-        """One pass over a batch of texts, each prompt a batch of one. layers: whose outputs are the features; -1 is
-        the LM head's input. half: matrix products in bfloat16 where the device is fast in it.
+        """Compute the features of a batch of texts in one pass; each prompt is a batch of one.
+
+        layers: indices of the layers whose outputs are the features; -1: the LM head's input. half: matrix products in
+            bfloat16, if the device is fast in it.
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
         batch = self.to_device(join(rows, self.pad, left=False))
@@ -121,7 +124,7 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
-        """Greedy answers, the end's token included where it came within `limit` tokens."""
+        """Greedy answers of at most `limit` tokens, with the end token if it was reached."""
         batch = self.to_device(join(prompts, self.pad, left=True))
         generated: Any = self.model.generate(  # type: ignore[operator] # pyright does not bind its protocol
             **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
@@ -133,7 +136,7 @@ class Teacher:
         return tokens[: ends[0] + 1] if ends else tokens
 
     def to_device(self, batch: Inputs) -> Inputs:
-        """On the target's device, pictures in its precision."""
+        """Move inputs to the target's device, and pictures to its precision."""
         return {
             name: value.to(self.device, self.model.dtype if value.is_floating_point() else value.dtype)
             for name, value in batch.items()
@@ -151,26 +154,26 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     return kind.from_pretrained(base, dtype=dtype)
 
 
-WRITERS = 1000  # runs at a time that write to one folder
+WRITERS = 1000  # the most runs that write to one folder at a time
 
 
 class ReadingStore:
-    """By a sample's name: 2 H bytes for each feature of a column, and as many for each visual token."""
+    """Stores features on disk by sample name: 2 H bytes for each token and layer, and as many for each visual token."""
 
     def __init__(self, folder: Path, teacher: Teacher, layers: Sequence[int], half: bool, rank: int = 0) -> None:
-        """layers, half: see `Teacher.read`. Runs that write at the same time have files of their own."""
+        """layers, half: see `Teacher.read`. Runs that write at the same time have separate files."""
         size = teacher.config.hidden_size
         self.teacher, self.layers, self.half = teacher, tuple(layers), half
         self.locks = ExitStack()
         number = writer_number(folder, rank, self.locks)
-        self.features = StateStore(folder / "features", len(layers) * size, number)  # tokens: the text's
-        self.visual = StateStore(folder / "visual", size, number)  # tokens: the visual columns
+        self.features = StateStore(folder / "features", len(layers) * size, number)  # its `tokens` are the text's
+        self.visual = StateStore(folder / "visual", size, number)  # its `tokens` are the visual columns
 
     def __contains__(self, name: object) -> bool:
         return name in self.features and name in self.visual
 
     def get(self, name: str, answer: Sequence[int]) -> Reading:
-        """Raises KeyError for a name that is not stored."""
+        """The stored features of a sample. Raises KeyError for a name that is not stored."""
         tokens, features = self.features.get(name)
         columns, pixel_embeds = self.visual.get(name)
         embeds = self.teacher.embed(torch.tensor(tokens, device=self.teacher.device)).float().cpu()
@@ -180,7 +183,7 @@ class ReadingStore:
         return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual)
 
     def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
-        """Store (tokens, reading) by name. Returns the readings as `get` will give them: in half precision."""
+        """Store (tokens, reading) by name. Returns the readings as `get` will return them: in half precision."""
         rounded = {}
         for name, (_, reading) in readings.items():
             embeds = reading.embeds.float().clone()
@@ -198,8 +201,8 @@ class ReadingStore:
     def read(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
     ) -> list[Reading]:
-        """The readings of a batch on the CPU: kept ones, or those of a pass, which are kept. prompts: None where all
-        are known."""
+        """The features of a batch, on the CPU. Missing ones are computed and stored. prompts: None if all are
+        stored."""
         if prompts is not None:
             readings = self.teacher.read(prompts, answers, self.layers, self.half)
             fresh = {}
@@ -217,7 +220,7 @@ class ReadingStore:
 
 
 def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
-    """The number of the files that this run may write in a folder: of `rank`, or one that no other run has.
+    """Reserve a number for the files that this run writes in a folder: `rank`, or the first that no other run uses.
 
     It is reserved as long as `locks` is open, or the process lives.
     """

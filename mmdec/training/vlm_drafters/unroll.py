@@ -1,12 +1,13 @@
-"""A batch of texts as drafting runs through them: the prompts once, the answers' columns step by step.
+"""A batch of texts as drafting processes them: the prompts once, then the answers' columns step by step.
 
-Column c of an answer reads its token c beside the target's feature of the token before, and tells the feature of token
-c, from which the LM head reads token c + 1: the first column is the root after the prompt. Step 0 reads the target's
-features. At step s column c reads the network's own feature, as step s - 1 gave it at column c - 1, and sees what a
-draft with its root at column c - s has in the cache: the target's columns up to the root, and of each step in between
-the one column on the way (HASS, Zhang et al. 2025; EAGLE-3's training-time test, Li et al. 2025, section 3.2).
+Column c of an answer reads its token c together with the target's feature of the token before, and predicts the feature
+of token c, from which the LM head predicts token c + 1. Column 0 is the root after the prompt. Step 0 reads the
+target's features. At step s, column c reads the network's own feature, which step s - 1 computed at column c - 1. It
+attends to what the cache of a draft with its root at column c - s holds: the target's columns up to the root, and one
+column of each step in between (HASS, Zhang et al. 2025; EAGLE-3's training-time test, Li et al. 2025, section 3.2).
 
-B texts, M states of the longest prompt, N columns of the longest answer, H hidden size, k layers that are read.
+B texts, M states of the longest prompt, N columns of the longest answer, H hidden size, k layers whose features are
+read.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from mmdec.training.vlm_drafters.teacher import Reading
 
 @dataclass(frozen=True)
 class Columns:
-    """What the network reads of a batch, padded on the right. prompt_mask (B, M) and mask (B, N): False at padding."""
+    """The network's inputs for a batch, padded on the right. prompt_mask (B, M) and mask (B, N): False at padding."""
 
-    states: Tensor  # (B, M, H) of the prompts, as they enter the layer
+    states: Tensor  # (B, M, H) of the prompts, as the layer's inputs
     prompt_positions: Tensor  # (B, M)
     prompt_mask: Tensor
     carry: Tensor | None  # (B, 1, H), see `Prompted`
@@ -38,9 +39,9 @@ class Columns:
 
 
 def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-    """Runs the network over each prompt, as decoding does, and lays out the columns of the answer.
+    """Run the network over each prompt, as in decoding, and build the columns of the answers.
 
-    noise: the features are moved by U(-noise, noise) * 512 / L, L the length of the text: EAGLE's, with 0.1.
+    noise: the features get additive noise U(-noise, noise) * 512 / L, where L is the text's length; EAGLE uses 0.1.
     """
     prompts, embeds, features, positions = [], [], [], []
     for text in texts:
@@ -64,9 +65,9 @@ def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float =
 
 
 def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool = True) -> list[Tensor]:
-    """For each step s the hidden states (B, N - s, H) of the columns from s on; fewer steps where no column is left.
+    """For each step s, the hidden states (B, N - s, H) of columns s ... N - 1; fewer steps if no column is left.
 
-    through: gradients flow from a step into those before it.
+    through: let gradients flow from a step into those before it.
     """
     _, keys, values = network.project(columns.states, columns.prompt_positions)
     cached, features, outputs = (keys, values), columns.features, []
@@ -83,7 +84,7 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
 
 
 def step_mask(prompt_mask: Tensor, length: int, step: int) -> Tensor:
-    """(B, N - s, M + N + (N - 1) + ... + (N - s)) bool: what the columns c = s ... N - 1 see at step s.
+    """(B, N - s, M + N + (N - 1) + ... + (N - s)) bool: what each column c = s ... N - 1 attends to at step s.
 
     The prompt; of step 0 the columns up to c - s; of each step i = 1 ... s the column c - s + i.
     """
@@ -103,7 +104,7 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
-    """(B, 1, ...) of what each prompt hands on; rows without it get zeros."""
+    """Stack the `carry` of each prompt to (B, 1, ...); zeros for prompts without one."""
     first = next((carry for carry in carries if carry is not None), None)
     if first is None:
         return None
@@ -111,5 +112,5 @@ def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """(B, longest) bool."""
+    """Mask (B, longest) bool: True before each length's end."""
     return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]

@@ -1,7 +1,7 @@
 """Augmentation of recorded speech: vocal tract length, speed, reverberation and noise. Samples at 16 kHz.
 
-Speed and coloured noise are audiomentations' (extra `mmdec[train]`). Everything follows from the arguments: what a
-generator draws is drawn from the one that is passed in.
+Speed and coloured noise use audiomentations (extra `mmdec[train]`). All randomness comes from the generator that is
+passed in.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.types import InputError
 
 FRAME = 512
-ENVELOPE = 32  # cepstral coefficients: the vocal tract, not the pitch
-SIZES = 0.14  # the largest relative change of a voice's size
+ENVELOPE = 32  # number of cepstral coefficients of the spectral envelope: the vocal tract, not the pitch
+SIZES = 0.14  # largest relative change of a vocal tract's length
 BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)
-UNEVEN = 4.0  # dB, of a microphone's response at each of them
-MUFFLED = 0.2  # of the microphones hear nothing above some frequency
-DULLEST = 2800.0  # Hz
+UNEVEN = 4.0  # dB, deviation of a microphone's response in each band
+MUFFLED = 0.2  # share of microphones that record nothing above some frequency
+DULLEST = 2800.0  # Hz, the lowest such frequency
 BROWN = 20 * float(np.log10(2))  # dB that brown noise loses in an octave
 COLOUR_FFT = 2048  # below it the slope is wrong by more dB (128, the default: 7), above it only the CPU time changes
 
@@ -35,17 +35,19 @@ _lock = RLock()
 
 @cache
 def _smoothing() -> torch.Tensor:
-    """(F, F): a frame's log spectrum -> its envelope, the part that the first cepstral coefficients hold."""
+    """(F, F) matrix from a frame's log spectrum to its envelope, the part in the first cepstral coefficients."""
     cepstrum = torch.fft.irfft(torch.eye(FRAME // 2 + 1), FRAME, dim=0)
     cepstrum[ENVELOPE : 1 - ENVELOPE] = 0
     return torch.fft.rfft(cepstrum, FRAME, dim=0).real.contiguous()
 
 
 def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """(T,) -> (T,): the resonances of a mouth of another size, at the same pitch, through an uneven microphone.
+    """Change the vocal tract length at the same pitch, and apply a random microphone response. (T,) -> (T,), T at least
+    257.
 
-    T is at least 257. The spectral envelope, by its first cepstral coefficients, is read at stretched frequencies
-    (vocal tract length perturbation: Jaitly and Hinton 2013, but with the pitch kept).
+    The spectral envelope, from its first cepstral coefficients, is resampled at stretched frequencies (vocal tract
+    length
+    perturbation: Jaitly and Hinton 2013, but with the pitch kept).
     """
     stretch = 1 + draw.uniform(-SIZES, SIZES)
     gains = draw.normal(0, UNEVEN, size=len(BANDS))
@@ -67,7 +69,7 @@ def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndar
 
 @cache
 def _audiomentations() -> Any:
-    """The package. It takes a second of CPU to import, so that it is imported where it is first needed."""
+    """Import audiomentations. This takes a second of CPU time, so it is done only when needed."""
     try:
         return import_module("audiomentations")
     except ImportError as error:
@@ -78,10 +80,10 @@ def _audiomentations() -> Any:
 
 @contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """Python's and NumPy's global generators, the only ones that audiomentations knows, start at `seed` for a while.
+    """Seed Python's and NumPy's global generators within the block, because audiomentations uses no others.
 
-    Afterwards they are what they were: whoever else draws from them notices nothing. The lock is for our own threads;
-    threads of others that draw meanwhile get numbers of `seed`.
+    After the block their states are restored. The lock covers our own threads; other threads that draw meanwhile get
+    numbers from `seed`.
     """
     with _lock:
         before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # all it draws from
@@ -95,16 +97,17 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
-    """(T,) -> (about T / pace,): speed and pitch times `pace`, which is rounded to a whole sample rate."""
+    """Change speed and pitch by the factor `pace`, which is rounded to a whole sample rate: (T,) -> (about T /
+    pace,)."""
     rate = round(SAMPLE_RATE / pace)
     if rate == SAMPLE_RATE:
         return samples
-    with _global_seed(0):  # it draws, though there is nothing to choose
+    with _global_seed(0):  # it draws a number, though there is only one choice
         return _audiomentations().Resample(rate, rate, p=1.0)(samples, SAMPLE_RATE)
 
 
 def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np.ndarray:
-    """(T,) -> (T,): with white, pink or brown noise, or something between, `ratio` dB below the sound."""
+    """Add white, pink or brown noise, or something between, `ratio` dB below the sound. (T,) -> (T,)."""
     decay = -draw.uniform(0, BROWN)
     with _global_seed(int(draw.integers(2**32))):
         noisy = _audiomentations().AddColorNoise(ratio, ratio, decay, decay, p=1.0, n_fft=COLOUR_FFT)
@@ -112,16 +115,17 @@ def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generato
 
 
 def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
-    """Noise alone, (count,), within -1 and 1: audiomentations adds noise to a sound, so to a constant."""
+    """Noise alone, (count,), within -1 and 1. audiomentations can only add noise to a sound, so it is added to a
+    constant."""
     constant = np.ones(count, np.float32)
     noise = add_coloured_noise(constant, 0.0, draw) - constant
     return noise / max(float(np.abs(noise).max()), 1e-9)
 
 
 def add_babble(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np.ndarray:
-    """(T,) -> (T,): with babble without words, four shifted copies of the reversed speech, `ratio` dB below it.
+    """Add babble without words, `ratio` dB below the sound: four shifted copies of the reversed speech. (T,) -> (T,).
 
-    audiomentations mixes in recordings of noise, which a corpus would have to bring.
+    audiomentations mixes in recordings of noise, which a corpus would have to contain.
     """
     babble = np.sum([np.roll(sound[::-1], int(draw.integers(len(sound)))) for _ in range(4)], axis=0)
     level = np.sqrt(np.mean(sound**2) / max(np.mean(babble**2), 1e-12)) * 10 ** (-ratio / 20)
@@ -131,7 +135,7 @@ def add_babble(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np
 def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Convolve with a room's impulse response: decaying noise, RT60 0.1 to 0.5 s. (T,) -> (T,).
 
-    Ours, for audiomentations' rooms come from pyroomacoustics, whose result depends on the number of threads.
+    This is our own code, because audiomentations uses pyroomacoustics, whose result depends on the number of threads.
     """
     count = int(draw.uniform(0.1, 0.5) * SAMPLE_RATE)
     response = draw.standard_normal(count) * 10 ** (-3 * np.arange(count) / count) * draw.uniform(0.02, 0.08)
@@ -141,7 +145,8 @@ def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 
 
 def telephone(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """(T,) -> (T,): the band of a telephone, from 200 to 350 Hz up to 3,000 to 3,800, with a filter's edges."""
+    """Limit a sound to a telephone's band: from 200 to 350 Hz up to 3,000 to 3,800 Hz, with soft edges. (T,) ->
+    (T,)."""
     low, high = draw.uniform(200, 350), draw.uniform(3000, 3800)
     frequency = np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE)
     gain = 1 / np.sqrt(1 + (low / np.maximum(frequency, 1)) ** 8) / np.sqrt(1 + (frequency / high) ** 16)

@@ -1,4 +1,4 @@
-"""From a training run to the small Whisper's folder: what `WhisperForConditionalGeneration.from_pretrained` reads.
+"""Exports a training run to a folder that `WhisperForConditionalGeneration.from_pretrained` reads.
 
 python -m mmdec.training.whisper.export --run runs/whisper --out runs/whisper-phrasebook
 """
@@ -23,14 +23,15 @@ from mmdec.types import told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
-    """The training module with the averaged weights of its checkpoints, and the last one's step."""
+    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
+    step."""
     return load_averaged(
         lambda options: WhisperModule(**{**options, "shape": Shape(**options["shape"]), "start": None}), checkpoints
     )
 
 
 def finished(module: WhisperModule, tokenizer: WhisperTokenizer) -> WhisperForConditionalGeneration:
-    """The model as it is used: with the generation settings of its tokens."""
+    """The model ready for use: with the generation settings of its tokens."""
     model = module.model
     model.generation_config = generation_config(tokenizer, module.shape.target_positions)
     return model.eval()
@@ -39,9 +40,11 @@ def finished(module: WhisperModule, tokenizer: WhisperTokenizer) -> WhisperForCo
 def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, alignment: Sequence[Sequence[int]] | None = None
 ) -> Path:
-    """Write the model's folder in half precision, and the heads that were trained with it in `out`/medusa; whole or not
-    at all. alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps. Raises
-    InputError where `out` has a card, which would be of other weights."""
+    """Write the model's folder in half precision, and the heads that were trained with it in `out`/medusa, in one step.
+
+    alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps.
+    Raises InputError where `out` has a model card, because it would describe other weights.
+    """
     module, step = load_module(checkpoints)
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)
     model = finished(module, tokenizer)

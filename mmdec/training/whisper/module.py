@@ -1,8 +1,8 @@
 """Training of a small Whisper: next tokens, letters from the encoder (CTC), and tokens further ahead.
 
-Decoder states that must also tell the tokens after the next one look further ahead in the sound, which heads trained
-on the frozen model later read (multi-token prediction: Gloeckle et al. 2024; Medusa: Cai et al. 2024). A fresh encoder
-attends locally from its first step, and keeps its positions readable.
+Decoder states that must also predict the tokens after the next one contain more of the coming sound. Medusa heads,
+trained later on the frozen model, need that (multi-token prediction: Gloeckle et al. 2024; Medusa: Cai et al. 2024).
+The encoder starts with local attention, and its position embeddings are protected.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.window_data import IGNORED, LETTERS, Batch
 from mmdec.types import InputError
 
-FIRST_SCALE = 1.3  # of the first layer's queries and keys: some five positions wide
-LATER_SCALE = 3.0  # of the other layers'
+FIRST_SCALE = 1.3  # scale of the first layer's queries and keys: about five positions wide
+LATER_SCALE = 3.0  # the same for the other layers
 
 
 @torch.no_grad()
 def protect_positions(model: WhisperForConditionalGeneration) -> None:
-    """Let nothing but positions be written to the channels that `init_local_attention` reads.
+    """Keep the channels that `init_local_attention` reads free of everything but position embeddings.
 
-    The layers' outputs grow to ten times the positions, and drown them for the layers that follow: measured, they no
-    longer looked nearby after a few hundred steps. So nothing else is written there, what is written elsewhere has a
-    mean of zero (a layer norm would subtract it from the positions, too), and the later layers' norms add nothing.
+    Layer outputs grow to ten times the position embeddings and hide them from later layers: in experiments, later
+    layers lost local attention after a few hundred steps. So the layers do not write to these channels; what they write
+    to the others has zero mean (otherwise layer norm would change the positions, too); and the later layers' norms add
+    no bias.
     """
-    encoder: Any = model.model.encoder  # torch types a layer's parts as tensors or modules
+    encoder: Any = model.model.encoder  # torch's types allow a tensor here, too
     width, half = model.config.d_model, model.config.d_model // 2
     pairs = min(width // model.config.encoder_attention_heads // 2, half)
     kept = torch.zeros(width, dtype=torch.bool, device=encoder.embed_positions.weight.device)
@@ -60,12 +61,13 @@ def protect_positions(model: WhisperForConditionalGeneration) -> None:
 
 @torch.no_grad()
 def init_local_attention(model: WhisperForConditionalGeneration) -> None:
-    """Let each head of a fresh encoder look at one position near its own, as a convolution would.
+    """Let each head of a new encoder attend to one position near its own, as a convolution would.
 
-    Positions are sinusoids, so a query and a key that read the same frequencies, one of them turned, meet where their
-    positions differ by that turn. Content takes over in training; learning locality from noise would take most of it.
+    Positions are sinusoids. If query and key read the same frequencies, and one of them is rotated, they match where
+    their positions differ by this rotation. Training then adds content. Learning locality from random weights would
+    take most of the training.
     """
-    encoder: Any = model.model.encoder  # torch types a layer's parts as tensors or modules
+    encoder: Any = model.model.encoder  # torch's types allow a tensor here, too
     width, heads = model.config.d_model, model.config.encoder_attention_heads
     half, size = width // 2, width // heads
     pairs = min(size // 2, half)
@@ -109,12 +111,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class WhisperOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
     parted: share of the steps in which the encoder reads a window in parts of a few seconds, which takes a fifth less
-    time; the other steps teach it to read whole windows. ahead: heads, which predict 1 ... `ahead` tokens after the
-    next one; `ahead_drawn` of them are trained in each step. guided: (layer, head) pairs of cross-attention. start: the
-    folder of an exported model to begin from, its heads included; the CTC layer, which no model keeps, is new.
+        time. In the other steps it learns to read whole windows.
+    ahead: number of heads for the 1 ... `ahead` tokens after the next one; `ahead_drawn` of them are trained in each
+        step.
+    guided: (layer, head) pairs of cross-attention.
+    start: folder of an exported model, with its heads, to begin from. The CTC layer is new, because models do not save
+        it.
     """
 
     lr: float = 2e-3
@@ -138,11 +143,12 @@ class WhisperOptions:
 class WhisperModule(LightningModule):
     """L = L_next + ctc_weight L_CTC + ahead_weight mean_k 0.8^k L_(k further) + guide_weight L_guide.
 
-    L_guide asks the cross-attention heads `guided`, (layer, head) pairs, to look within `guide_seconds` of where a
-    token is about to be said: the decoder finds the sound early, and these heads time words later.
+    L_guide trains the cross-attention heads `guided`, (layer, head) pairs, to attend within `guide_seconds` of the time
+    when the next token is spoken. The decoder then learns early where to look, and word timestamps use these heads
+    later.
 
-    units: the tokens by index. options: those of `WhisperOptions`. All randomness of a step follows from (seed, epoch,
-    step).
+    units: the tokens, ordered by id. options: fields of `WhisperOptions`. All randomness of a step follows from (seed,
+        epoch, step).
     """
 
     def __init__(self, units: list[str], shape: Shape | None = None, **options: Any) -> None:
@@ -155,7 +161,7 @@ class WhisperModule(LightningModule):
         check_guided(self.options.guided, self.shape)
         torch.manual_seed(self.options.seed)
         self.model = WhisperForConditionalGeneration(configuration(self.shape, units))
-        self.model.set_attn_implementation("eager")  # trains a third faster on a CPU than the fused one
+        self.model.set_attn_implementation("eager")  # a third faster to train on a CPU than fused attention
         init_local_attention(self.model)
         protect_positions(self.model)
         self.letters = nn.Linear(self.shape.width, 1 + len(LETTERS))
@@ -166,7 +172,7 @@ class WhisperModule(LightningModule):
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def begin_from(self, folder: Path) -> None:
-        """Take an exported model's weights."""
+        """Load an exported model's weights."""
         model = read_model(folder)
         heads = load_heads(folder / HEADS, model).heads
         for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
@@ -182,8 +188,11 @@ class WhisperModule(LightningModule):
         protect_positions(self.model)
 
     def encode(self, features: Tensor, part: int = 0) -> Tensor:
-        """(B, mels, F), F of at most 3000 -> (B, F / 2, H): shorter windows than the model itself takes. With `part`
-        each position sees those of its own part, of so many positions, only."""
+        """Encode features (B, mels, F), F at most 3000 -> (B, F / 2, H); transformers' own encoder refuses shorter
+        windows.
+
+        part: if not 0, each position attends only to the positions of its own part, which has `part` positions.
+        """
         encoder = self.model.model.encoder
         x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(features)))).transpose(1, 2)
         x = x + encoder.embed_positions.weight[: x.shape[1]]
@@ -195,7 +204,7 @@ class WhisperModule(LightningModule):
         return encoder.layer_norm(x).reshape(rows, -1, width)[:, :columns]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """All parts of the loss of a batch; `loss` is their weighted sum."""
+        """The loss of a batch and its parts by name; `loss` is the weighted sum of the parts."""
         part = 0
         if self.training and torch.rand(()) < self.options.parted:
             part = int(torch.randint(*PARTS, ()))
@@ -220,7 +229,7 @@ class WhisperModule(LightningModule):
         return parts
 
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
-        """-log of what a guided head attends to about the time of the token, mean over heads and tokens."""
+        """-log of a guided head's attention to positions near the token's time, mean over heads and tokens."""
         timed = times >= 0
         if not bool(timed.any()):
             return states.sum() * 0
@@ -239,7 +248,7 @@ class WhisperModule(LightningModule):
         return total / max(len(self.options.guided), 1)
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
-        """CTC over the windows whose text is known, per letter."""
+        """CTC loss per letter, over the windows whose text is known."""
         spelled = batch.letter_lengths > 0
         if not bool(spelled.any()):
             return states.sum() * 0
@@ -287,10 +296,10 @@ class WhisperModule(LightningModule):
 
 
 class Watched:
-    """While open, keeps what the cross-attention of some decoder layers is asked with: (B, L, H) by layer."""
+    """While open, records the query inputs of some decoder layers' cross-attention: (B, L, H) by layer."""
 
     def __init__(self, model: WhisperForConditionalGeneration, layers: Sequence[int]) -> None:
-        decoder: Any = model.model.decoder  # torch types a layer's parts as tensors or modules
+        decoder: Any = model.model.decoder  # torch's types allow a tensor here, too
         self.attention = {layer: decoder.layers[layer].encoder_attn for layer in layers}
         self.inputs: dict[int, Tensor] = {}
         self.handles: list[Any] = []

@@ -1,5 +1,5 @@
-"""A tokenizer in Whisper's format: byte-level word pieces learned from texts, then Whisper's special tokens in their
-order, then the timestamps of a window of 30 s (Radford et al. 2022, section 2.3)."""
+"""Builds a tokenizer in Whisper's format: byte-level word pieces learned from texts, then Whisper's special tokens in
+their order, then the timestamps of a 30 s window (Radford et al. 2022, section 2.3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ BYTES = 256
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
-    """texts: what the pieces are learned from. pieces: how many, the 256 bytes counted. The language is English."""
+    """Build a tokenizer for English. texts: texts to learn the pieces from. pieces: number of pieces, the 256 bytes
+    included."""
     learner = ByteLevelBPETokenizer()
     learner.train_from_iterator(
         (f" {text}" for text in texts), vocab_size=max(pieces, BYTES), min_frequency=2, show_progress=False
@@ -29,9 +30,7 @@ def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
         learner.save_model(folder)
         vocab = json.loads((Path(folder) / "vocab.json").read_text(encoding="utf-8"))
         lines = (Path(folder) / "merges.txt").read_text(encoding="utf-8").splitlines()
-        (Path(folder) / "normalizer.json").write_text(
-            "{}", encoding="utf-8"
-        )  # no British spelling to bring into American
+        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")  # no British spellings to convert
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = WhisperTokenizer(
             vocab=vocab, merges=merges, normalizer_file=str(Path(folder) / "normalizer.json"), pad_token=END
@@ -45,7 +44,7 @@ def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
 
 
 def generation_config(tokenizer: WhisperTokenizer, positions: int) -> GenerationConfig:
-    """What `generate` must know of this tokenizer; `positions` the decoder has."""
+    """The generation settings for this tokenizer. positions: number of positions of the decoder."""
     number: Any = tokenizer.convert_tokens_to_ids
     end, start = number(END), number(START)
     special = [number(name) for name in (START, "<|en|>", *TASKS.values(), *OTHERS[:3])]

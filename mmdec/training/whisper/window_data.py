@@ -1,7 +1,7 @@
-"""Whisper's windows: utterances of one chapter joined to at most 30 s, in noise and rooms, with their tokens; batches.
+"""Whisper's training windows: utterances of one chapter joined to at most 30 s, with noise and rooms, and their tokens;
+and batches of these windows.
 
-Everything of a window follows from its own seed; the batches of an epoch follow from (seed, epoch), whatever the number
-of processes does in between.
+All randomness of a window follows from its own seed. The batches of an epoch follow from (seed, epoch) only.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Batch:
     """B windows, padded to F frames and L tokens."""
 
     features: Tensor  # (B, mels, F)
-    tokens: Tensor  # (B, L) what the decoder reads
-    labels: Tensor  # (B, L) what it is to say next, -100 where nothing is asked
+    tokens: Tensor  # (B, L) the decoder's inputs
+    labels: Tensor  # (B, L) the next tokens, -100 where there is no target
     letters: Tensor  # (B, C), padded with 0
-    letter_lengths: Tensor  # (B,); 0 where the text of the sound is not known
-    times: Tensor  # (B, L) about when each label is said, in seconds; -1 where that is not known
-    rows: list[tuple[int, ...]]  # which utterances each window is made of
+    letter_lengths: Tensor  # (B,); 0 where the text is unknown
+    times: Tensor  # (B, L) approximate time in seconds when each label is spoken; -1 where unknown
+    rows: list[tuple[int, ...]]  # indices of the utterances in each window
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
@@ -64,33 +64,35 @@ class Batch:
 
 @dataclass(frozen=True)
 class Window:
-    """What is to be joined, and the seed of all that is random about it."""
+    """The utterances to join, and the seed of all randomness."""
 
     rows: tuple[int, ...]
     seed: int
-    seconds: float  # of the whole batch, padding included
+    seconds: float  # length of the whole batch, padding included
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A window's sound and what is to be said of it."""
+    """A window's sound and its target tokens."""
 
     window: Window
     sound: np.ndarray  # (T,) at 16 kHz
-    tokens: list[int]  # what the decoder reads
+    tokens: list[int]  # the decoder's inputs
     labels: list[int]
-    times: list[float]  # of the labels, in seconds; -1 where not known
-    heard: str  # the text of the sound, "" where it is not known
+    times: list[float]  # of the labels, in seconds; -1 where unknown
+    heard: str  # the text of the sound, "" if unknown
 
 
 @dataclass(frozen=True)
 class Composition:
     """Shares of the windows that are changed in some way, and how much.
 
-    noise, room: heard in noise, in a room. pace: the largest relative change of speed and pitch. timestamps: labelled
-    with times. cut: of those, ending within an utterance. previous: with the text before as a prompt. empty: without
-    speech. pause: seconds between utterances, from the shortest to the longest; short ones are more frequent. voice:
-    in a voice of another size, through another microphone.
+    noise, room: share of windows with noise, and with reverberation.
+    pace: largest relative change of speed and pitch.
+    timestamps: share of windows whose labels have timestamps. cut: share of these that end within an utterance.
+    previous: share with the previous text as a prompt. empty: share without speech.
+    pause: shortest and longest pause between utterances, in seconds; short ones are more frequent.
+    voice: share with another vocal tract length and another microphone.
     """
 
     noise: float = 0.4
@@ -116,10 +118,10 @@ def plan_windows(
     padded: float,
     pause: tuple[float, float],
 ) -> list[Window]:
-    """One batch of about `total` seconds: windows of some `length` seconds of sound, padded to `padded`.
+    """Plan one batch of about `total` seconds: windows of about `length` seconds of sound, padded to `padded`.
 
-    A little more is planned than fits, for `compose` drops what does not: windows must be full up to their last second,
-    or the decoder never learns to look there.
+    Each window gets slightly more utterances than fit, and `compose` drops the rest. Windows must be full up to their
+    last second, or the decoder never learns to attend there.
     """
     windows = []
     for _ in range(max(1, round(total / padded))):
@@ -138,7 +140,7 @@ def plan_windows(
 
 
 def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> Composed:
-    """What the window's seed makes of it."""
+    """Build the window's sound and tokens; all random choices follow from the window's seed."""
     draw = np.random.default_rng(window.seed)
     limit = round(window.seconds * SAMPLE_RATE)
     special = numbers(tokenizer)
@@ -194,9 +196,10 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
 def written(
     spoken: Sequence[tuple[float, float, str]], tokenizer: WhisperTokenizer, timed: bool, cut: bool, previous: str
 ) -> tuple[list[int], list[int], list[float]]:
-    """Tokens read, labels said, and when: times of each utterance where `timed`; of one cut off, its beginning alone.
+    """Build input tokens, labels and their times.
 
-    A piece of an utterance is taken to be said where its letters stand in the text.
+    timed: write the times of each utterance; of an utterance that is cut off, only its start. A token's time is
+        estimated from the position of its letters in the text.
     """
     special = numbers(tokenizer)
     begin, end, first = special["<|startoftranscript|>"], special["<|endoftext|>"], special["<|0.00|>"]
@@ -225,14 +228,14 @@ def written(
 
 @cache
 def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
-    """Special and timestamp tokens by name."""
+    """Name -> id of the special and timestamp tokens."""
     end = int(tokenizer.eos_token_id)  # type: ignore[arg-type] # a single number, whatever the declaration allows
     return dict(tokenizer.get_added_vocab()) | {"<|endoftext|>": end}
 
 
 @cache
 def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The text's tokens, and the middle of each as a part of the whole."""
+    """The text's tokens, and the middle of each token as a fraction of the text's length."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return tuple(encoded.input_ids), tuple((a + b) / 2 / len(text) for a, b in encoded.offset_mapping)
 
@@ -262,7 +265,7 @@ def letters_of(text: str) -> list[int]:
 
 
 def chapters_of(utterances: Sequence[Utterance]) -> Iterator[list[int]]:
-    """Indices of each chapter's utterances."""
+    """For each chapter, the indices of its utterances."""
     chapters: dict[tuple[str, str], list[int]] = {}
     for index, utterance in enumerate(utterances):
         chapters.setdefault((utterance.speaker, utterance.chapter), []).append(index)
@@ -273,7 +276,7 @@ SHORTEST = 4.0  # seconds: most sentences fit
 
 
 class Windows(Dataset[Composed]):
-    """Composed where they are asked for."""
+    """A dataset that composes each window when it is read."""
 
     def __init__(self, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> None:
         self.utterances, self.tokenizer, self.how = utterances, tokenizer, how
@@ -287,12 +290,14 @@ class Windows(Dataset[Composed]):
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """What a recipe sets.
+    """Options that a recipe sets.
 
-    train_split: one or several. pieces: of a tokenizer that is learned. batch_seconds: sound in a batch of one process.
-    lengths: (epoch, seconds) pairs: from that epoch on, windows are up to so long. whole: share of the batches that are
-    padded to 30 s. longer: below 1, long windows are drawn more often than short ones. max_bad_share,
-    allow_absolute_paths: see `Admission`.
+    train_split: one split or several. pieces: number of pieces of a tokenizer that is learned.
+    batch_seconds: seconds of sound in one process's batch.
+    lengths: (epoch, seconds) pairs: from this epoch on, windows have at most this length.
+    whole: share of the batches that are padded to 30 s.
+    longer: below 1, long windows are drawn more often than short ones.
+    max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
     train_split: str | list[str] = "train"
@@ -318,10 +323,10 @@ class WindowOptions:
 
 
 class WindowData(LightningDataModule):
-    """Windows of up to 30 s from a corpus of utterances in chapters.
+    """A data module: windows of up to 30 s from a corpus of utterances in chapters.
 
-    corpus: as `read_utterances` takes it. tokenizer: a folder; where it is empty, one is learned from the training text
-    and kept there. options: those of `WindowOptions`.
+    corpus: as `read_utterances` takes it. tokenizer: folder of the tokenizer. If it is empty, a tokenizer is learned
+        from the training text and saved there. options: fields of `WindowOptions`.
     """
 
     def __init__(self, corpus: str, tokenizer: str, **options: Any) -> None:
@@ -336,11 +341,11 @@ class WindowData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The tokens by their number: what the model must know of the data."""
+        """The tokens, ordered by id. The command line passes them to the model."""
         return token_list(self.tokenizer)
 
     def prepare_data(self) -> None:
-        """Durations, once for all ranks."""
+        """Read all durations, in one process only."""
         self._seconds()
 
     def _seconds(self) -> list[list[float]]:
@@ -364,7 +369,7 @@ class WindowData(LightningDataModule):
         assert self.trainer is not None
         epoch, rank, options = self.trainer.current_epoch, self.trainer.global_rank, self.options
         longest = [seconds for begin, seconds in options.lengths if begin <= epoch][-1]
-        # All processes take batches of one length, for they wait for each other.
+        # All processes get batches of the same length, because they wait for each other.
         seeds = [options.seed, epoch]
         shared, own = np.random.default_rng(seeds), np.random.default_rng([*seeds, 1 + rank])
         batches = []
@@ -388,7 +393,7 @@ class WindowData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=options.workers)
 
     def val_dataloader(self) -> DataLoader:
-        """Paragraphs of the development split, the same each time: no noise of ours, padded to 30 s, without times."""
+        """Windows of the development split, the same each time: no added noise, padded to 30 s, without timestamps."""
         assert self.trainer is not None
         draw = np.random.default_rng([self.options.seed, 1])
         dataset = Windows(self.dev_rows, self.tokenizer, replace(PLAIN, pause=self.composition.pause))
@@ -418,13 +423,13 @@ def cut_long(
 
 
 def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance]) -> None:
-    """Raise InputError where a recording is both trained on and developed on, under whatever name."""
+    """Raise InputError if a recording is in both training and development split, even under different names."""
     both = ((os.path.realpath(row.path) for row in rows) for rows in (train, dev))
     check_apart(both, "recordings", "Name splits that do not overlap.")
 
 
 def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a recipe's data, as its class takes them."""
+    """The arguments of the data module in a recipe, as its class takes them."""
     options = dict(recipe["data"]["init_args"])
     if options.get("composition") is not None:
         options["composition"] = Composition(**options["composition"])
@@ -432,7 +437,7 @@ def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> WhisperTokenizer:
-    """The one in `folder`, or one learned from `rows` and kept there."""
+    """Load the tokenizer in `folder`, or learn one from `rows` and save it there."""
     if not (folder / "tokenizer.json").is_file():
         tokenizer = build_tokenizer(sorted({row.text for row in rows}), pieces)
         folder.mkdir(parents=True, exist_ok=True)
@@ -442,9 +447,9 @@ def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> Whis
 
 
 def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: str) -> list[float]:
-    """Seconds of each utterance; NaN, which fits nowhere, of one that cannot be used. Those are named and counted.
+    """Seconds of each utterance; NaN for an utterance that cannot be used. The names and number of those are logged.
 
-    kept: a folder for what was found. of: what the rows are called. Raises InputError where too many are bad.
+    kept: folder where the results are stored. of: the rows' name in messages. Raises InputError where too many are bad.
     """
     found, bad = seconds_of([row.path for row in rows], kept), BadRows()
     for row, value in zip(rows, found, strict=True):
