@@ -34,11 +34,11 @@ class Sample:
 SAMPLES = (
     Sample("trop_grande_pour_nous", "Cette maison est trop grande pour nous.", "bf_emma", 1.0),
     Sample("veux_tu_boire", "Veux-tu boire ?", "bm_george"),
-    Sample("le_theatre_ferme", "Le théâtre ferme à une heure moins le quart.", "jm_kumo", 0.946),
+    Sample("le_cinema_ferme", "Le cinéma ferme à sept heures et demie.", "im_nicola", 1.072),
     Sample("pas_mariees", "Nous ne sommes pas mariées.", "af_heart"),
     Sample("perdu_mon_chien", "J'ai perdu mon chien.", "im_nicola"),
-    Sample("la_station_de_metro", "La station de métro est à côté de l'université.", "bf_emma"),
-    Sample("en_retard", "J'étais en retard, comme d'habitude.", "af_heart"),
+    Sample("la_piece_froide", "Cette pièce est froide.", "jf_nezumi", 1.008),
+    Sample("sa_voiture", "Sa voiture a deux ans.", "im_nicola", 0.981),
     Sample("rendez_vous_aujourd_hui", "J'ai rendez-vous aujourd'hui à midi vingt.", "bm_george"),
 )
 
