@@ -166,9 +166,18 @@ def test_drafters_read_what_the_language_model_gets(kind: str) -> None:
     assert torch.equal(context.mask, mask)
     assert context.embeds is not None
     positions = {} if kind in AXES else {"position_ids": context.positions[0]}
+    given: list[Tensor] = []  # what each layer reads
+    layers = inner.language_model.layers
+    hooks = [layer.register_forward_pre_hook(lambda _, args: given.append(args[0])) for layer in layers]
     stock = model(**inputs, **positions, output_hidden_states=True)
+    for hook in hooks:
+        hook.remove()
     assert torch.equal(context.embeds[mask], stock.hidden_states[0][mask])
-    for layer, states in ((0, stock.hidden_states[1]), (1, stock.hidden_states[2]), (-1, stock.hidden_states[-1])):
+    # A layer's states are what the next layer gets, with what DeepStack adds; stock's own list lacks that.
+    deep = kind == "qwen3_vl"
+    for layer in (0, 1):
+        assert torch.equal(given[layer + 1][mask], stock.hidden_states[layer + 1][mask]) != deep
+    for layer, states in ((0, given[1]), (1, given[2]), (-1, stock.hidden_states[-1])):
         assert torch.equal(context.features[layer][mask], states[mask])
         assert torch.equal(scores.features[layer], states[:, -1:])
     if kind in AXES:

@@ -303,7 +303,6 @@ def test_feature_extractors_that_would_fill_the_memory(whisper: Path, name: str,
         ({"heads": {"hidden_size": 32, "vocab_size": 400, "heads": 4}}, "lacks"),
         ({"ranks": [[float("nan")]] * 3}, "no chances"),
         ({"ranks": "abc"}, "no chances"),
-        ({"system": 7}, "must hold Medusa heads"),
     ],
 )
 def test_damaged_heads(whisper: Path, values: dict[str, Any], message: str) -> None:
@@ -311,6 +310,14 @@ def test_damaged_heads(whisper: Path, values: dict[str, Any], message: str) -> N
     loaded = load_whisper(whisper, "cpu")
     refused(loaded.heads, message)
     refused(lambda: load_heads(whisper / "medusa", loaded.model), message)
+
+
+def test_heads_of_no_system(whisper: Path) -> None:
+    """A model's drafter may be of any system, and is told so; `load_heads` reads Medusa's alone."""
+    change(whisper / "medusa" / "config.json", system=7)
+    loaded = load_whisper(whisper, "cpu")
+    refused(loaded.heads, "`drafter` must hold a drafter of medusa, .* but '.*medusa' holds '7'")
+    refused(lambda: load_heads(whisper / "medusa", loaded.model), "must hold Medusa heads, but '.*medusa' holds 7")
 
 
 def test_heads_cut_short_are_one_error_of_the_call(whisper: Path) -> None:

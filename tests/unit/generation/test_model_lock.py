@@ -225,12 +225,20 @@ def test_every_call_reads_its_model_and_its_drafters(door: str, tiny_model: Path
     assert all(map(free, models))
 
 
-def test_word_timestamps_wait_for_a_plain_call_of_generate() -> None:
-    """`transcribe` changes the attention of a model that `model.generate(custom_generate=...)` decodes with."""
+@pytest.mark.parametrize("replaced", [False, True])
+def test_word_timestamps_leave_a_plain_call_of_generate_alone(replaced: bool) -> None:
+    """`model.generate(custom_generate=...)` decodes while `transcribe` reads maps of the same model's attention.
+
+    It reads them from a twin of the decoder, and waits for nobody. If a `forward` was replaced, which a twin would not
+    run, it changes the model's own attention, and waits until nobody decodes.
+    """
     whole = processor()
     whisper = LoadedWhisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
+    if replaced:
+        layer = whisper.model.model.decoder.layers[0]
+        layer.forward = layer.forward
     features = whole.feature_extractor(buzz(0.5), sampling_rate=RATE, return_tensors="pt")  # type: ignore[attr-defined]
-    begun, go, seen = threading.Event(), threading.Event(), list[str]()
+    begun, go, seen, timed = threading.Event(), threading.Event(), list[str](), list[Any]()
 
     def hold(_: Any) -> None:
         begun.set()
@@ -243,16 +251,20 @@ def test_word_timestamps_wait_for_a_plain_call_of_generate() -> None:
 
     def words() -> None:
         given: dict[str, Any] = {"drafter": None, "timestamps": "word", "max_new_tokens": 4}
-        mmdec.transcribe(buzz(0.5), sample_rate=RATE, model=whisper, **given)
+        timed.append(mmdec.transcribe(buzz(0.5), sample_rate=RATE, model=whisper, **given))
 
     first = started(plain)
-    assert begun.wait(SOON)
-    second = started(words)
-    second.join(0.3)
-    assert second.is_alive()
-    assert whisper.model.config._attn_implementation == "sdpa"
-    go.set()
+    try:
+        assert begun.wait(SOON)
+        second = started(words)
+        second.join(0.3 if replaced else SOON)
+        assert second.is_alive() == replaced
+        assert len(timed) == (not replaced)
+        assert whisper.model.config._attn_implementation == "sdpa"
+    finally:
+        go.set()  # also where a check fails: a thread that waits on would fail in a later test
     first.join(SOON)
     second.join(SOON)
+    assert len(timed) == 1
     assert set(seen) == {"sdpa"}
     assert whisper.model.config._attn_implementation == "sdpa"
