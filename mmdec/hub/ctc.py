@@ -123,7 +123,7 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
         pieces = TokenPieces(merges, kept)
         if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
             raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
-    weights: dict[str, Tensor] = unpack_rows(state)
+    weights: dict[str, Tensor] = unpack_rows(state, "directory")
     ngram = NGram.load(folder / NGRAM) if (folder / NGRAM).is_file() else None
     return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens, ngram
 

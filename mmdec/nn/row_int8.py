@@ -44,9 +44,9 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert packed weights to float32. Tensors that were not packed do not change. Raises InputError for a scale
-    without a tensor, or with another number of rows."""
+def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[str, Tensor]:
+    """Convert packed weights to float32. Tensors that were not packed do not change. argument: names them in errors.
+    Raises InputError for a scale without a tensor, or with another number of rows."""
     unpacked: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.endswith(SCALE) and name.removesuffix(SCALE) in state:
@@ -57,7 +57,7 @@ def unpack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
             raise InputError(
-                f"`model` must hold int8 rows and a scale for each, but '{name}' is {tensor.dtype} of "
+                f"`{argument}` must hold int8 rows and a scale for each, but '{name}' is {tensor.dtype} of "
                 f"{tuple(tensor.shape)} with scales of {tuple(scale.shape)}. Fetch it again."
             )
         unpacked[name] = tensor.float() * scale.float().view(-1, *[1] * (tensor.dim() - 1))

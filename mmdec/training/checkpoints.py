@@ -152,7 +152,7 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
         return state
-    weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"))
+    weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"), "start")
     return {prefix + name: tensor for name, tensor in weights.items()}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import mmdec
 from mmdec.drafters.ctc import FLOOR, LENGTH, WEIGHT, Alignment, Ctc, Memory, Row
@@ -14,6 +15,7 @@ from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merge
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig
+from mmdec.nn.row_int8 import SCALE
 from mmdec.nn.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
 from mmdec.phonetics.ngram import NGram
 from mmdec.training.ctc.drafts import heard_tokens
@@ -210,6 +212,12 @@ def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps({**config, **damage}))
         with pytest.raises(InputError):
             read_ctc(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    state = load_file(folder / "model.safetensors")
+    name = next(iter(made.head.state_dict()))
+    save_file({**state, name + SCALE: torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="`directory` must hold int8 rows"):
+        read_ctc(folder)
 
 
 @pytest.mark.parametrize("timestamps", [None, "segment"])

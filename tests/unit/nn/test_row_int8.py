@@ -58,3 +58,5 @@ def test_scales_of_another_shape_are_refused(state: dict[str, torch.Tensor], bro
     packed["linear.weight" + SCALE] = broken
     with pytest.raises(InputError, match="`model` must hold int8 rows"):
         unpack_rows(packed)
+    with pytest.raises(InputError, match="`start` must hold int8 rows"):
+        unpack_rows(packed, "start")
