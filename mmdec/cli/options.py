@@ -47,7 +47,9 @@ MinConfidence = Annotated[
     typer.Option(min=0, max=1, metavar="P", help="Refuse outputs that are less likely to be right."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many utterances, evenly spaced over the split.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Use only this many utterances, evenly spaced over the split.")
+]
 Judging = Annotated[
     Path | None,
     typer.Option(

@@ -256,7 +256,7 @@ class Eagle3(DraftNetwork):
     def packed(self) -> Packed | None:
         """As `DraftNetwork.packed`, with the first layer's two norms."""
         packed = super().packed()
-        return None if packed is None else packed._replace(norms=self._norms())
+        return None if packed is None else Packed(*packed[:3], norms=self._norms())
 
     def _norms(self) -> Tensor:
         layer = self._layer(0)

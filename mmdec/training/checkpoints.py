@@ -20,7 +20,6 @@ from torch.utils._pytree import treespec_leaf
 
 from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
 from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, read_weights
-from mmdec.nn.row_int8 import unpack_rows
 from mmdec.types import REFUSED, InputError, MmdecError
 
 # Lightning (2.6) builds its trees with a class that torch (2.11) has replaced by a function; this is that function.
@@ -152,6 +151,8 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
         return state
+    from mmdec.nn.row_int8 import unpack_rows  # here: the callbacks of all recipes load no network's modules
+
     weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"), "start")
     return {prefix + name: tensor for name, tensor in weights.items()}
 

@@ -121,7 +121,7 @@ def test_a_bad_file_is_one_sentence(page: Any, tmp_path: Path) -> None:
     page.complaints.clear()  # the browser's player cannot read it either
     press(page, SAMPLE.text)  # and the page goes on
     finished(page, "translate")
-    assert shown(page, "translate") == "Where is the beach?"
+    assert shown(page, "translate") in TRUE
 
 
 def test_stop_ends_the_decoding(page: Any, server: Server, tmp_path: Path) -> None:
@@ -161,7 +161,8 @@ def test_a_keyboard_is_enough(page: Any) -> None:
         raise AssertionError("the sample cannot be reached")
     page.keyboard.press("Enter")
     finished(page, "translate")
-    assert page.locator("#mm-translate-results [role=status]").inner_text() == "Done. Where is the beach?"
+    said = page.locator("#mm-translate-results [role=status]").inner_text()
+    assert said in [f"Done. {text}" for text in TRUE]
 
 
 def test_a_screen_reader_finds_names(page: Any) -> None:

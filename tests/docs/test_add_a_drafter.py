@@ -178,7 +178,7 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path, model: PreTrainedModel) -
     (tmp_path / "config.json").write_text("[]")
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
-    systems = "medusa, eagle, msd, vispec, specvlm, flash, eagle3, toy-in-folder"
+    systems = "medusa, ctc, eagle, msd, vispec, specvlm, flash, eagle3, toy-in-folder"
     refused(f"must hold a drafter of {systems}, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model)
     model.save_pretrained(tmp_path / "smaller")
     refused("`folder` must hold.*pass the loaded model", mmdec.load_drafter, tmp_path / "smaller", model)

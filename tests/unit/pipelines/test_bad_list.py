@@ -28,28 +28,38 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("models") / "whisper")
 
 
-def check_error(error: mmdec.BatchError, paths: list[Path], bad: dict[Path, str]) -> None:
-    """80 results, 20 named, each at its own place and with its own reason."""
+def unheard(bad: dict[Path, str]) -> tuple[Path, dict[Path, str]]:
+    """The silent recording, of which a transcript is empty, and what is bad for a transcript, too."""
+    (silent,) = (path for path in bad if path.name == "silent.wav")
+    return silent, {path: reason for path, reason in bad.items() if path != silent}
+
+
+def check_error(error: mmdec.BatchError, paths: list[Path], bad: dict[Path, str], count: int) -> None:
+    """`count` named, each at its own place and with its own reason, and a result for every other."""
     assert len(paths) == 100
     assert [path for path, result in zip(paths, error.results, strict=True) if result is None] == [
         path for path in paths if path in bad
     ]
     assert list(error.errors) == [place for place, path in enumerate(paths) if path in bad]
-    assert len(error.errors) == 20
+    assert len(error.errors) == len(bad) == count
     for place, said in error.errors.items():
         assert isinstance(said, mmdec.InputError)
         assert bad[paths[place]] in str(said), paths[place]
-    assert str(error).startswith("20 of 100 recordings were refused")
+    assert str(error).startswith(f"{count} of 100 recordings were refused")
 
 
 def test_a_hundred_in_python(hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path) -> None:
     paths, bad = hundred
     with pytest.raises(mmdec.BatchError) as translated:
         mmdec.translate_speech(paths, model=tiny_model, device="cpu")
-    check_error(translated.value, paths, bad)
+    check_error(translated.value, paths, bad, 20)
     with pytest.raises(mmdec.BatchError) as transcribed:
         mmdec.transcribe(paths, model=whisper, device="cpu", language="en", drafter=None)
-    check_error(transcribed.value, paths, bad)
+    silent, refused = unheard(bad)
+    check_error(transcribed.value, paths, refused, 19)
+    result = transcribed.value.results[paths.index(silent)]
+    assert result.text == ""
+    assert "silent" in result.note
 
 
 @pytest.mark.parametrize("verb", ["translate", "transcribe"])
@@ -57,6 +67,8 @@ def test_a_hundred_on_the_command_line(
     verb: str, hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path, tmp_path: Path
 ) -> None:
     paths, bad = hundred
+    silent, refused = unheard(bad)
+    bad, count = (bad, 20) if verb == "translate" else (refused, 19)
     model = tiny_model if verb == "translate" else whisper
     command = [verb, *map(str, paths), "-o", str(tmp_path / "out"), "--json"]
     command += ["--model", str(model), "--device", "cpu", "--threads", "1"]
@@ -68,10 +80,14 @@ def test_a_hundred_on_the_command_line(
     assert [line["input"] for line in lines] == [str(path) for path in good]  # names that are no UTF-8, too
     written = {str(path) for path in (tmp_path / "out").iterdir()}
     assert {line["output"] for line in lines} == written
-    assert len(written) == 80
-    assert said.endswith("20 of 100 files failed\n")
+    assert len(written) == 100 - count
+    assert said.endswith(f"{count} of 100 files failed\n")
     named = [line for line in said.splitlines() if line.startswith("failed: ")]
-    assert len(named) == 20
+    assert len(named) == len(bad) == count
+    if verb == "transcribe":
+        (line,) = (one for one in lines if one["input"] == str(silent))
+        assert line["text"] == ""
+        assert "silent" in line["note"]
     for path in bad:  # what is wrong with a path is said before the others are read
         (line,) = (line for line in named if line.startswith(f"failed: {printable(str(path))}: `"))
         assert bad[path] in line
