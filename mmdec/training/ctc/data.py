@@ -91,7 +91,28 @@ class EpochBatches:
         return batches if draw is None else [batches[at] for at in draw.permutation(len(batches))]
 
 
-class SentenceData(LightningDataModule):
+class StoredBatches(LightningDataModule):
+    """Loaders of batches of stored states: what all data of a CTC head has in common once it is set up."""
+
+    store: FrameStore
+    texts: dict[str, list[int]]  # pieces of the training sounds, by name
+    dev_texts: dict[str, list[int]]
+    batches: EpochBatches
+    steps_per_epoch: int
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches of about equal length, drawn anew in each epoch. All recordings are used once before one is
+        repeated."""
+        assert self.trainer is not None
+        batches = self.batches.epoch(list(self.texts), self.trainer.current_epoch, self.steps_per_epoch)
+        return DataLoader(KeptStates(self.store, self.texts, batches), batch_size=None, shuffle=False)
+
+    def val_dataloader(self) -> DataLoader:
+        batches = self.batches.of(list(self.dev_texts), None)
+        return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
+
+
+class SentenceData(StoredBatches, LightningDataModule):
     """A data module: sentence recordings as stored encoder states, with their transcripts.
 
     corpus: manifest or folder, as `read_utterances` takes it.
@@ -168,14 +189,3 @@ class SentenceData(LightningDataModule):
         self.batches = EpochBatches(self.store, self.batch_states, self.seed)
         self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
         self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}
-
-    def train_dataloader(self) -> DataLoader:
-        """Batches of about equal length, drawn anew in each epoch. All recordings are used once before one is
-        repeated."""
-        assert self.trainer is not None
-        batches = self.batches.epoch(list(self.texts), self.trainer.current_epoch, self.steps_per_epoch)
-        return DataLoader(KeptStates(self.store, self.texts, batches), batch_size=None, shuffle=False)
-
-    def val_dataloader(self) -> DataLoader:
-        batches = self.batches.of(list(self.dev_texts), None)
-        return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)

@@ -19,7 +19,6 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
 from mmdec.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.decode.tree import chains
@@ -28,7 +27,7 @@ from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.token_pieces import MARK, TokenPieces, frequent_tokens
 from mmdec.nn.whisper_encoder import STEP, whisper_mel
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.ctc.data import EpochBatches, KeptStates
+from mmdec.training.ctc.data import EpochBatches, StoredBatches
 from mmdec.training.ctc.states import Distortion, distort
 from mmdec.training.medusa.data import ends, own_text
 from mmdec.training.stores import FrameStore, TokenStore
@@ -178,7 +177,7 @@ class WindowReader:
             yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], text
 
 
-class TranscriptData(LightningDataModule):
+class TranscriptData(StoredBatches, LightningDataModule):
     """A data module: windows of recordings as stored encoder states, with Whisper's own transcripts.
 
     corpora: maps each manifest or folder (as `read_utterances` takes it) to its language.
@@ -256,15 +255,6 @@ class TranscriptData(LightningDataModule):
                     f"{len(self.windows[split])} windows of {split} have none. Look at the recordings."
                 )
         self.batches = EpochBatches(self.store, self.batch_states, self.seed)
-
-    def train_dataloader(self) -> DataLoader:
-        assert self.trainer is not None
-        batches = self.batches.epoch(list(self.texts), self.trainer.current_epoch, self.steps_per_epoch)
-        return DataLoader(KeptStates(self.store, self.texts, batches), batch_size=None, shuffle=False)
-
-    def val_dataloader(self) -> DataLoader:
-        batches = self.batches.of(list(self.dev_texts), None)
-        return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
 
 
 def read_pieces(path: Path) -> list[int]:

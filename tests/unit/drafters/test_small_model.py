@@ -20,6 +20,7 @@ from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
 from mmdec.types import Draft, InputError, Needs, Plan, Scores, Verdict
 from tests.support.blended_toy import Toy, start
+from tests.support.draft_networks import texts
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.trees import is_chain
@@ -39,14 +40,6 @@ def run(
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
     text = Sequences(ids, Stop(width + length, frozenset({eos})))
     return list(decode(target, {"input_ids": ids, "attention_mask": mask}, text, rule or MatchRule(), drafter, budget))
-
-
-def texts(rounds: list[Round], rows: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(rows)]
-    for one in rounds:
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
-            found[row] += tokens
-    return found
 
 
 def paths(draft: Draft, row: int) -> list[list[int]]:
