@@ -1,19 +1,20 @@
 """Reads passages of English books and everyday sentences aloud: 16 kHz flac and a manifest, resumable after any kill.
 
 python data/build/passages.py --text BOOK.txt ... data/everyday/train.tsv --piper VOICES/piper-joe \\
-    --out data/passages --hours 4
+    --kokoro VOICES/kokoro --out data/passages --hours 4
 
 `--text` are books (plain text; Project Gutenberg's marks are known) and tables of pairs (tatoeba.py), whose English is
-read. A passage is some sentences in a row, 2 to 28 s, by one voice: flite's, and Piper's `joe` where its folder is
-given. Everything about a passage follows from its number and the texts, so that interruptions change nothing. Needs
-flite, numpy, soundfile; for Piper piper-tts and onnxruntime.
+read. A passage is some sentences in a row, 2 to 28 s, by one voice: flite's, Piper's `joe` and mixtures of
+Kokoro's English styles where their folders are given. Everything about a passage follows from its number and the
+texts, so that interruptions change nothing. Needs flite, numpy, soundfile; for Piper piper-tts and onnxruntime, for
+Kokoro onnxruntime and espeak-ng.
 """
 
 import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,9 @@ from typing import Any
 
 import numpy as np
 from english import RATE, Reader, flite_voices, read_aloud
-from natural_french import HEADER, MANIFEST, save_recording
+from kokoro import RATE as KOKORO_RATE
+from kokoro import Kokoro, phones_of
+from natural_french import HEADER, MANIFEST, save_recording, trim
 from splits import share
 from tables import read_journal, write_text
 from voices import resample
@@ -31,7 +34,7 @@ LONG, SHORT = (18.0, 28.0), (2.0, 14.0)  # seconds of a passage, about
 LONG_SHARE = 0.75
 PACE = 2.6  # words a second
 PAUSE = (0.15, 0.9)  # seconds between sentences
-PIPER = 0.2  # of the passages, where there is Piper
+PIPER, KOKORO = 0.2, 0.4  # of the passages, where there are their voices; Kokoro takes ten times Piper's time
 HELD = 40  # each so many-th passage is one of dev
 WORDS = 45  # of a sentence
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z])")
@@ -108,12 +111,34 @@ def piper_speech(text: str, folder: Path, speed: float, noise: float) -> np.ndar
     return resample(np.concatenate(parts), rate, RATE).astype(np.float32)
 
 
-def read_passage(number: int, texts: Sequence[str], folder: Path | None, seed: int) -> tuple[np.ndarray, str, float]:
-    """16 kHz samples, the voice's name, its speed."""
+@cache
+def kokoro(folder: Path) -> tuple[Kokoro, list[str]]:
+    """Kokoro's network and its English styles."""
+    network = Kokoro(folder)
+    return network, sorted(name for name in network.styles if name[0] in "ab")
+
+
+def kokoro_speech(text: str, voice: Kokoro, shares: Mapping[str, float], speed: float) -> np.ndarray:
+    """(T,) float32 at 16 kHz. The accent is that of the first style, American or British."""
+    language = "en-us" if next(iter(shares)).startswith("a") else "en-gb"
+    return resample(trim(voice.speak(phones_of(text, language), shares, speed)), KOKORO_RATE, RATE).astype(np.float32)
+
+
+def read_passage(
+    number: int, texts: Sequence[str], folder: Path | None, styles: Path | None, seed: int
+) -> tuple[np.ndarray, str, float]:
+    """16 kHz samples, the voice's name, its speed. folder: Piper's. styles: Kokoro's folder."""
     draw = np.random.default_rng([seed, number, 1])
-    if folder is not None and draw.random() < PIPER:
+    which = draw.random()
+    if folder is not None and which < PIPER:
         speed, noise = float(draw.uniform(0.8, 1.3)), float(draw.uniform(0.4, 0.9))
         sounds, name = [piper_speech(text, folder, speed, noise) for text in texts], folder.name
+    elif styles is not None and which > 1 - KOKORO:
+        voice, names = kokoro(styles)
+        one, other = (names[int(draw.integers(len(names)))] for _ in range(2))
+        part, speed = float(draw.uniform(0.0, 0.5)), float(draw.uniform(0.85, 1.25))
+        shares = {one: 1 - part, other: part} if one != other else {one: 1.0}
+        sounds, name = [kokoro_speech(text, voice, shares, speed) for text in texts], f"kokoro:{'+'.join(shares)}"
     else:
         names = flite_voices()
         who = names[int(draw.integers(len(names)))]
@@ -130,6 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--piper", type=Path)
+    parser.add_argument("--kokoro", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -149,7 +175,7 @@ def main() -> int:
             if name in done:
                 continue
             try:
-                samples, who, speed = read_passage(number, texts, given.piper, given.seed)
+                samples, who, speed = read_passage(number, texts, given.piper, given.kokoro, given.seed)
             except Exception as error:  # one sentence that a voice cannot say must not end the build
                 print(f"{name}: {error}", file=sys.stderr)
                 continue

@@ -32,13 +32,13 @@ class Sample:
 
 
 SAMPLES = (
-    Sample("trop_grande_pour_nous", "Cette maison est trop grande pour nous.", "bf_emma", 1.0),
+    Sample("appeler_demain", "Puis-je vous appeler demain ?", "bf_emma", 1.055),
+    Sample("venez", "Venez, si vous pouvez !", "bm_george", 1.095),
+    Sample("mon_chapeau", "Est-ce mon chapeau ?", "em_alex", 0.939),
+    Sample("le_theatre_ferme", "Le théâtre ferme à une heure moins le quart.", "jm_kumo", 0.946),
     Sample("veux_tu_boire", "Veux-tu boire ?", "bm_george"),
-    Sample("le_cinema_ferme", "Le cinéma ferme à sept heures et demie.", "im_nicola", 1.072),
     Sample("pas_mariees", "Nous ne sommes pas mariées.", "af_heart"),
     Sample("perdu_mon_chien", "J'ai perdu mon chien.", "im_nicola"),
-    Sample("la_piece_froide", "Cette pièce est froide.", "jf_nezumi", 1.008),
-    Sample("sa_voiture", "Sa voiture a deux ans.", "im_nicola", 0.981),
     Sample("rendez_vous_aujourd_hui", "J'ai rendez-vous aujourd'hui à midi vingt.", "bm_george"),
 )
 

@@ -145,18 +145,19 @@ def check_detector(detector: object) -> None:
     if not isinstance(detector, str) or detector not in (ENERGY, WEBRTC):
         raise InputError(f"`pauses` must be {ENERGY} or {WEBRTC}, but is {show(detector)}. Choose one.")
     if detector == WEBRTC:
-        _package()
+        webrtc_package()
 
 
 def voiced_frames(samples: Tensor) -> np.ndarray:
     """16 kHz samples (T,) -> whether each 10 ms contains a voice (N,), N = ceil(T / 160), by WebRTC's detector."""
-    detector: Any = _package().Vad(AGGRESSIVENESS)
+    detector: Any = webrtc_package().Vad(AGGRESSIVENESS)
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % FRAME))
     integers = (padded.clamp(-1, 1) * 32767).to(torch.int16).cpu().numpy().astype("<i2")
     return np.array([detector.is_speech(frame.tobytes(), SAMPLE_RATE) for frame in integers.reshape(-1, FRAME)], bool)
 
 
-def _package() -> Any:
+def webrtc_package() -> Any:
+    """The package webrtcvad. Raises InputError if it is not installed."""
     try:
         return import_module("webrtcvad")
     except ImportError as error:

@@ -1,7 +1,8 @@
 """Reads and writes translators of human speech (`mmdec.nn.heard_translator`): networks, tables and a voice.
 
 A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors and model.safetensors (head, reader and
-decoders), both with 8-bit matrices, voice.safetensors and vocoder.safetensors; pieces.json (the head's French pieces),
+decoders), both with 8-bit matrices, ngram.safetensors (of
+French pieces; may be absent), voice.safetensors and vocoder.safetensors; pieces.json (the head's French pieces),
 english.json (the decoders' English pieces), phones.json and pronunciation.tsv; README.md (the card) and
 provenance.json.
 """
@@ -31,6 +32,7 @@ from mmdec.hub.translator_files import (
     read_vocoder,
     write_json,
 )
+from mmdec.nn.ctc_beam import PieceNGram
 from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.nn.row_int8 import pack_rows, unpack_rows
@@ -44,6 +46,8 @@ from mmdec.types import InputError
 LAYOUT = "pieces"
 TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
+NGRAM = "ngram.safetensors"  # optional
+MOST_ENTRIES = 4_000_000  # of the n-gram
 NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
 POSITIONS = "encoder.embed_positions.weight"  # every Whisper's are sinusoids, which are not stored
 MOST_POSITIONS = 1500  # a Whisper's window of 30 s
@@ -116,6 +120,8 @@ def save_heard(
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_encoder(fresh, encoder, parts.model.sizes.encoder)
         save_file(packed_rows(state), fresh / "model.safetensors")
+        if parts.model.ngram is not None:
+            save_file(parts.model.ngram.arrays, fresh / NGRAM)
         save_file(half(parts.voice.state_dict()), fresh / "voice.safetensors")
         save_file(half(vocoder.state_dict()), fresh / VOCODER)
         if card is not None:
@@ -162,6 +168,13 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
         )
     state.setdefault(POSITIONS, sinusoid_positions(sizes.encoder))
     model = fill(lambda: HeardTranslator(sizes), state, "model", directory)
+    if (directory / NGRAM).exists():
+        arrays = read_weights([checked_file(directory, NGRAM)])
+        if sum(tensor.numel() for tensor in arrays.values()) > MOST_ENTRIES:
+            raise InputError(
+                f"`model` must have an n-gram of at most {MOST_ENTRIES} numbers, but '{directory}' has more."
+            )
+        model.ngram = PieceNGram(sizes.head.pieces, arrays)
     pieces, english = table(directory, "pieces.json", HEARD), table(directory, "english.json", WRITTEN)
     for name, count, wanted in (
         ("pieces.json", len(pieces), sizes.head.pieces),

@@ -6,6 +6,7 @@ same network, each with its own vocabulary of pieces.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -130,10 +131,16 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         order = said.argsort(descending=True, stable=True)
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
         rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))
+    pieces, weights, frames = pad_places(rows)
+    found = torch.tensor([len(row) for _, _, row in rows], device=logits.device)
+    return Heard(pieces, weights, found, frames, likely.masked_fill(~real, 0.0), lengths.to(logits.device))
+
+
+def pad_places(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Stack each row's pieces (N, K), weights (N, K) and frames (N,), padded with 0 to the longest; at least 1 long."""
     size = max(1, *(len(frames) for _, _, frames in rows))
     pieces, weights, frames = (
         torch.stack([F.pad(part, (0, 0) * (part.dim() - 1) + (0, size - len(part))) for part in parts])
         for parts in zip(*rows, strict=True)
     )
-    found = torch.tensor([len(row) for _, _, row in rows], device=logits.device)
-    return Heard(pieces, weights, found, frames, likely.masked_fill(~real, 0.0), lengths.to(logits.device))
+    return pieces, weights, frames

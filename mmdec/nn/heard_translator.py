@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmdec.nn.ctc_beam import PieceNGram, read_pieces
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, Heard, best_pieces
 from mmdec.nn.dag_decoder import DagDecoder, Lattice
 from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
@@ -53,7 +54,12 @@ class HeardTranslatorConfig:
 
 
 class HeardTranslator(PiecesToUnits):
-    """The whole model except the voice. `reader`, `ar` and `decoder` are those of `PiecesToUnits`."""
+    """The whole model except the voice. `reader`, `ar` and `decoder` are those of `PiecesToUnits`.
+
+    ngram: French pieces; with it a beam search reads the head's frames. None: the best path alone.
+    """
+
+    ngram: PieceNGram | None = None
 
     def __init__(self, config: HeardTranslatorConfig) -> None:
         super().__init__(config.reader)
@@ -73,6 +79,8 @@ class HeardTranslator(PiecesToUnits):
         states, _ = self.encoder(features, frames)
         states = states[:, : int(counts.max())]
         logits, lengths = self.head(states, counts)
+        if self.ngram is not None:
+            return read_pieces(logits, lengths, self.ngram, self.sizes.best), states
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:

@@ -18,6 +18,11 @@ SEEDS = {"dev": 1, "test": 2}  # random seeds for noise and nonsense, by split
 NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
 # Kinds of nonsense for fitting a translator's confidence, and other kinds for testing it.
 NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
+TELEPHONE = (300.0, 3400.0)  # Hz
+# How a Whisper of all languages hears its recordings, in turn: dB of speech above noise, and whether by telephone.
+HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
+MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # more nonsense for it, beside `NO_SPEECH`
+TURNED = 3  # one of so many of its recordings is also played backwards
 BACKWARDS = 8  # one of so many recordings is also played backwards
 WRONG, RIGHT = 45.0, 70.0  # chrF of a sentence: wrong up to the first, right from the second
 EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures without content
@@ -144,6 +149,36 @@ def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], s
         foreign = kind == "other language"
         samples = load_audio(other[index % len(other)]).numpy() if foreign else nonsense(kind, draw)
         recordings.append(Sound(samples, (), kind))
+    return recordings
+
+
+def telephone(samples: np.ndarray) -> np.ndarray:
+    """The band of a telephone line."""
+    spectrum = np.fft.rfft(samples)
+    frequencies = np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
+    spectrum[(frequencies < TELEPHONE[0]) | (frequencies > TELEPHONE[1])] = 0
+    return np.fft.irfft(spectrum, len(samples)).astype(np.float32)
+
+
+def spoken_sounds(own: Sequence[tuple[Path, tuple[str, ...]]], split: str) -> list[Sound]:
+    """Inputs for a Whisper of all languages: each recording once, in noise or by telephone; some backwards; nonsense.
+
+    own: recordings with their text. split: "dev", for the fit, or "test", with other kinds of nonsense.
+    """
+    draw = np.random.default_rng(SEEDS[split])
+    recordings = []
+    for index, (path, references) in enumerate(own):
+        level, narrow = HEARD[index % len(HEARD)]
+        kind = ("speech" if level is None else f"speech at {level:g} dB") + (" by telephone" if narrow else "")
+        samples = load_audio(path).numpy()
+        heard = noisy(telephone(samples) if narrow else samples, level, draw)
+        recordings.append(Sound(heard, references, kind))
+        if index % TURNED == 0:
+            recordings.append(Sound(samples[::-1].copy(), (), "backwards"))
+    kinds = (*NO_SPEECH[split], *MUSIC[split])
+    for index in range(len(own) // 2):
+        kind = kinds[index % len(kinds)]
+        recordings.append(Sound(nonsense(kind, draw), (), kind))
     return recordings
 
 

@@ -4,6 +4,7 @@ python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs
     runs/ctc/pieces.json --reader runs/reader/checkpoints --english runs/reader/english.json --voice runs/voice \\
     --pronunciation data/english/pronunciation.tsv --vocoder runs/vocoder --out runs/daspeech-everyday
 
+`--ngram data/everyday data/phrasebook` adds an n-gram of their French, with which a beam search reads the head.
 `--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's. With
 `--model`, give only the parts that were trained anew; the other parts are copied from that translator:
 
@@ -23,13 +24,16 @@ from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.heard_translator import HeardParts, save_heard
 from mmdec.hub.translator_files import STRATEGIES, Decoding, check_decoding
 from mmdec.hub.whisper_encoder import load_encoder
+from mmdec.nn.ctc_beam import PieceNGram
 from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.nn.voice import PhoneVoice
-from mmdec.phonetics.pieces import Pieces
+from mmdec.phonetics.ngram import NGram
+from mmdec.phonetics.pieces import HEARD, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.training.checkpoints import newest
+from mmdec.training.corpora.text_pairs import read_training_pairs
 from mmdec.training.ctc import module as ctc
 from mmdec.training.reader.module import load_module
 from mmdec.types import InputError, told
@@ -48,7 +52,12 @@ class Runs:
     voice: Path | None = None
     pronunciation: Path | None = None
     vocoder: Path | None = None
+    ngram: list[Path] | None = None
     model: str | None = None
+
+
+OPTIONAL = ("ngram", "model")
+NGRAM_ENTRIES = 80_000  # of its trigrams: 0.7 MB
 
 
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None, card: str | None = None) -> Path:
@@ -58,7 +67,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
         default decoding strategy; None: "lookahead", or "autoregressive" if there is no graph decoder.
     Raises InputError where something is damaged, missing, or was trained on other pieces.
     """
-    missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name != "model"]
+    missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
     if missing and runs.model is None:
         raise InputError(f"`{missing[0]}` must be given, or `model`, whose it is, but neither is. Name one.")
     base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # loaded only if a part is missing
@@ -87,6 +96,10 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.state_dict().items()}
     model.load_state_dict(state | reader)
+    if runs.ngram:
+        model.ngram = piece_ngram(runs.ngram, pieces)
+    elif runs.model:
+        model.ngram = base.model.ngram
     voice, phones = read_voice(runs.voice) if runs.voice else (base.voice, base.phones)
     pronunciation = runs.pronunciation or base.pronunciation
     graph = model.decoder is not None
@@ -106,6 +119,14 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
         name=out.name,
     )
     return save_heard(out, parts, card=card, provenance={"training": training})
+
+
+def piece_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
+    """A trigram of the pieces of all French training sentences of folders of pairs, each sentence once."""
+    texts = dict.fromkeys(heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
+    sentences = ([str(piece) for piece in pieces.encode(text)] for text in texts)
+    known = (str(piece) for piece in range(len(HEARD), len(pieces)))
+    return PieceNGram.pack(NGram.build(sentences, order=3, vocabulary=known, max_entries=NGRAM_ENTRIES), len(pieces))
 
 
 def _same_pieces(part: str, wanted: object, found: object) -> None:
@@ -145,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--encoder", help="the name or folder of the Whisper whose encoder hears")
     for name in ("head", "pieces", "reader", "english", "voice", "pronunciation", "vocoder"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--ngram", type=Path, nargs="+", help="folders of text whose French spells what is heard")
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
     parser.add_argument("--strategy", choices=STRATEGIES, help="where a caller names none")
     parser.add_argument("--out", type=Path, default=Path("runs/daspeech-everyday"))

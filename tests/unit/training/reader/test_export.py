@@ -137,3 +137,18 @@ def test_layers_that_were_trained_with_the_head_are_the_encoders(runs: Path, tmp
     moved = own.layers[-1].fc1.weight - encoder.layers[-1].fc1.weight
     torch.testing.assert_close(moved, torch.ones_like(moved), atol=0.02, rtol=0.0)
     torch.testing.assert_close(own.conv2.weight, encoder.conv2.weight, atol=0.02, rtol=0.02)
+
+
+def test_an_ngram_of_the_text_folders_goes_into_the_folder_and_reads_what_is_heard(runs: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for split in ("train", "dev", "test"):
+        (text / f"{split}.tsv").write_text(f"{split}\tg{split}\tbonjour {split}\tHello {split}.\n", encoding="utf-8")
+    main(command(runs, tmp_path / "everyday", ngram=text))
+    first = mmdec.load(tmp_path / "everyday", "cpu").parts.model.ngram
+    assert first is not None
+    assert first.bigrams
+    main(["--model", str(tmp_path / "everyday"), "--head", str(runs / "head"), "--out", str(tmp_path / "again")])
+    again = mmdec.load(tmp_path / "again", "cpu").parts.model.ngram
+    assert again is not None
+    assert again.trigrams == first.trigrams
