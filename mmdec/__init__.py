@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mmdec.pipelines.description.chat import Chat
     from mmdec.pipelines.description.describe import describe
     from mmdec.pipelines.load import load
+    from mmdec.pipelines.transcription.live import StreamUpdate, transcribe_stream
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
     from mmdec.pipelines.translation.translate import Translation, translate_speech
@@ -34,6 +35,7 @@ __all__ = [
     "InputError",
     "MmdecError",
     "Segment",
+    "StreamUpdate",
     "Transcript",
     "Translation",
     "Word",
@@ -51,6 +53,7 @@ __all__ = [
     "speculate",
     "stream",
     "transcribe",
+    "transcribe_stream",
     "translate_speech",
 ]
 
@@ -58,6 +61,7 @@ _LAZY = {
     **dict.fromkeys(("Translation", "translate_speech"), "mmdec.pipelines.translation.translate"),
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
+    **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.pipelines.transcription.live"),
     "BatchError": "mmdec.pipelines.call",
     "Chat": "mmdec.pipelines.description.chat",
     "Description": "mmdec.pipelines.description.answer",

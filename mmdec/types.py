@@ -145,6 +145,7 @@ class Context:
     sound: Tensor | None = None  # (B, mels, T), the features that the encoder read, where they are known
     room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
     columns: bool = False  # whether each node of a draft needs a position of its own; else each depth has one
+    chains: bool = False  # whether a draft must be a chain
     shape: TreeShape | None = None  # learned in earlier runs; starts as the drafter's prior
     past: int = 0  # columns that the caller's cache already held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower

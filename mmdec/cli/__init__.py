@@ -14,7 +14,20 @@ from typing import Annotated
 import typer
 
 from mmdec import MmdecError, __version__
-from mmdec.cli import bench, convert, demo, describe, evaluate, info, promote, train, transcribe, translate
+from mmdec.cli import (
+    bench,
+    convert,
+    demo,
+    describe,
+    doctor,
+    evaluate,
+    export,
+    info,
+    promote,
+    train,
+    transcribe,
+    translate,
+)
 from mmdec.cli.options import as_verb
 
 EPILOG = (
@@ -36,12 +49,14 @@ app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.tr
 app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
 app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is SUSHI?"'))(describe.describe)
 app.command(**as_verb("demo --port 7860"))(demo.demo)
-app.command(**as_verb("train --minutes 25"))(train.train)
+app.add_typer(train.app, name="train")
 app.command(**as_verb("promote runs/whisper-phrasebook"))(promote.promote)
+app.command(**as_verb("doctor vlm-scenes/eagle vlm-scenes"))(doctor.doctor)
 app.command(**as_verb("info --json"))(info.info)
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(bench.app, name="bench")
 app.add_typer(convert.app, name="convert")
+app.add_typer(export.app, name="export")
 
 
 @app.callback(invoke_without_command=True)

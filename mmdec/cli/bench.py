@@ -224,11 +224,40 @@ def paper(
 @reporting
 def core(
     repeats: Pairs = 5,
-    sizes: Annotated[str, typer.Option(help="Parameters of the models, comma-separated.")] = "2M,30M,130M",
+    sizes: Annotated[str, typer.Option(help="Parameters of the random models, comma-separated.")] = "2M,30M,130M",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A language model of your own, a directory or a Hugging Face id."),
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="With --model: a smaller model that drafts for it.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --model: prompts, a line each, or a .jsonl. Default: a built-in set.")
+    ] = None,
+    per_kind: Annotated[int, typer.Option(min=1, help="With --model: prompts of each kind.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="With --model: maximum new tokens of an answer.")] = 128,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> BenchReport:
-    """Time mmdec's loop against transformers' own, on language models with random weights."""
+    """Time mmdec's loop against transformers' own, on language models with random weights, or on --model: lookup,
+    recycling and --draft against prompt lookup and assisted generation."""
+    if model is not None:
+        from mmdec.evaluation.bench.language_models import bench_language
+
+        return bench_language(
+            model,
+            draft,
+            data,
+            per_kind=per_kind,
+            repeats=repeats,
+            max_new_tokens=max_new_tokens,
+            device=device,
+            threads=threads,
+            log=log,
+        )
+    if draft is not None or data is not None:
+        raise InputError(
+            f"`{'data' if draft is None else 'draft'}` must come with `model`, but there is none. Name a model."
+        )
     from mmdec.evaluation.bench.core import SIZES, bench_core
 
     names = [size.strip() for size in sizes.split(",")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from mmdec import InputError
 
@@ -74,8 +74,8 @@ Questions = Annotated[
     Path | None,
     typer.Option(
         help="What is asked: a .jsonl with image, question and perhaps answer; a table like samples.tsv of "
-        "data/samples/images; the file of TextVQA, VQAv2 or "
-        "LLaVA-Bench; or drawn scenes. Default: data/scenes/test.json; with --images "
+        "data/samples/images; the file of TextVQA, VQAv2, "
+        "LLaVA-Bench or MMSpec; or drawn scenes. Default: data/scenes/test.json; with --images "
         "alone --prompt about each of them.",
         show_default=False,
     ),
@@ -132,6 +132,17 @@ class Verb(TyperCommand):
             if takes_file and word == "--json" and following.startswith("-") and following != STDOUT:
                 whole.append(STDOUT)
         return super().parse_args(ctx, whole)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command as click does, with errors that name options as typed."""
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            raise InputError(as_typed(str(error), self.params)) from error
+
+
+class VerbGroup(TyperGroup):
+    """A command with verbs of its own, whose errors name options as typed, too."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command as click does, with errors that name options as typed."""

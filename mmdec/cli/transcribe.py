@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -16,11 +16,11 @@ from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import printable
 from mmdec.cli.files import SOUNDS, input_files, json_text, output_paths, try_write
 from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar, results_of
+from mmdec.cli.live import check_live, transcribe_input
 from mmdec.cli.options import (
     WHISPER_MODEL,
     Device,
     Dtype,
-    Inputs,
     JsonLines,
     MinConfidence,
     Model,
@@ -40,6 +40,39 @@ FALLBACK = (
 )
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
+Inputs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="IN...",
+        help="Audio files, or folders: all audio files in them and in their folders. Or -: standard input, transcribed "
+        "while it arrives; a wav stream, or samples of 16 kHz and 16 bit in one channel.",
+    ),
+]
+LIVE = "Sound from standard input (-)"
+Rate = Annotated[
+    int | None,
+    typer.Option("--rate", metavar="HZ", rich_help_panel=LIVE, help="Hz of samples without a header. Default: 16000."),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=LIVE, help="Samples without a header: s16, s24, s32, u8 or f32, little-endian. Default: s16."
+    ),
+]
+Every = Annotated[
+    float,
+    typer.Option(metavar="S", rich_help_panel=LIVE, help="Seconds after which provisional text is renewed; 0: none."),
+]
+Pause = Annotated[
+    float, typer.Option(metavar="S", rich_help_panel=LIVE, help="Seconds of silence after which text is final.")
+]
+AudioContext = Annotated[
+    str | None,
+    typer.Option(
+        metavar="S",
+        help="NOT the stock model: the encoder reads the sound and S seconds after it instead of 30 s; auto for 12.",
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -118,6 +151,11 @@ def transcribe(
     compression_ratio_threshold: CompressionThreshold = None,
     no_speech_threshold: NoSpeechThreshold = None,
     condition_on_prev_tokens: Condition = False,
+    audio_context: AudioContext = None,
+    rate: Rate = None,
+    encoding: Encoding = None,
+    every: Every = 1.0,
+    pause: Pause = 1.0,
     device: Device = None,
     dtype: Dtype = None,
     threads: Threads = None,
@@ -126,30 +164,36 @@ def transcribe(
 ) -> None:
     """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
+    Standard input is transcribed while it arrives: arecord -f S16_LE -r 16000 -t raw | mmdec transcribe -
+
     If a file fails, the others are still transcribed. Failed files are listed, and the exit code is 1.
     """
     kind = _format(kind, output, as_json)
     if kind in SUBTITLES:
         timestamps = timestamps or "segment"
     check_threads(threads)
-    files = input_files(inputs, "audio", SOUNDS, output)
-    jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)
-    comparer = Comparer(compare, drafter, temperature=bool(temperature))
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "timestamps": timestamps,
         "language": language,
         "task": task,
         "prompt": prompt,
-        "batch_size": 1 if compare else batch_size,
+        "audio_context": _context(audio_context),
         "threads": threads,
-        "min_confidence": min_confidence,
         "temperature": tuple(temperature) if temperature and len(temperature) > 1 else temperature and temperature[0],
         "logprob_threshold": logprob_threshold,
         "compression_ratio_threshold": compression_ratio_threshold,
         "no_speech_threshold": no_speech_threshold,
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
+    if check_live([str(name) for name in inputs], output=output, compare=compare, min_confidence=min_confidence):
+        options |= {"every": every or None, "pause": pause}
+        _live(kind, as_json, (rate, encoding), model, (device, dtype), options)
+        return
+    options |= {"batch_size": 1 if compare else batch_size, "min_confidence": min_confidence}
+    files = input_files(inputs, "audio", SOUNDS, output)
+    jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)
+    comparer = Comparer(compare, drafter, temperature=bool(temperature))
     with loading(model, quiet=as_json):
         whisper = _load(model, device, dtype)
     results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
@@ -164,6 +208,40 @@ def transcribe(
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence)
     jobs.end(comparer.code)
+
+
+def _context(text: str | None) -> str | float | None:
+    """The option `--audio-context`: a number where it is one."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _live(
+    kind: str,
+    as_json: bool,
+    form: tuple[int | None, str | None],
+    model: str,
+    placed: tuple[str | None, str | None],
+    options: dict[str, Any],
+) -> None:
+    """Transcribe standard input. form: its rate and encoding, where given. placed: device and dtype."""
+    with loading(model, quiet=as_json):
+        whisper = _load(model, *placed)
+
+    def live(sample_rate: int) -> Any:
+        from mmdec.pipelines.transcription.live import LiveTranscriber
+
+        return LiveTranscriber(sample_rate=sample_rate, model=whisper, **options)
+
+    def whole(file: BinaryIO) -> str:
+        from mmdec import transcribe
+
+        result = transcribe(file, model=whisper, **{k: v for k, v in options.items() if k not in ("every", "pause")})
+        return _report(Path("-"), None, result, kind, as_json, False, {})
+
+    transcribe_input(sys.stdin.buffer, kind, as_json, form, live, whole)
 
 
 def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:

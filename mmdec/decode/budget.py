@@ -40,7 +40,8 @@ FIRST_WITH_PRIOR = 7  # nodes of the first draft where the drafter's chances are
 RELIABLE = 0.5  # below this acceptance of the first node, a single slow timing counts too
 NEARLY_BEST = 0.93  # rates above this part of the best count as equal: seconds are noisy
 MARGIN = 1.02  # the expected gain over plain decoding must be at least this
-LOSS_AT_FIRST = 2.0  # plain passes that a run may lose to drafting from the start
+LOSS_AT_FIRST = 2.0  # plain passes that a run may lose from the start to a drafter that knows how sure it is
+LOSS_TO_GUESSES = 1.0  # the same for one that does not: it would cost an answer of 20 tokens a tenth of its time
 LOSS_PER_TOKEN = 0.04  # plain passes that it may lose more for each token
 LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
 NOTICED = 0.02  # a loss below this part of a plain pass's time counts as none
@@ -51,6 +52,7 @@ SETTLED = 6  # rounds at a new batch size after which its own timings are prefer
 GAP_OF_NEW_RUN = 8  # when a run begins: rounds at most between two trial drafts
 ATTEMPT = 7  # nodes at most in a draft that is only a trial, because no gain is expected
 LENGTH = 8  # the cost of one more node is estimated at chains of at most so many nodes
+UNTIMED = 0.3  # that chance before enough was timed: a first draft must not be a guess
 THRESHOLD = (0.02, 0.6)  # bounds of the acceptance chance below which a chain ends
 INSTANT = 1e-9  # minimum seconds of a round: some clocks do not move in so short a time
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: rounds until the next plain pass is timed, if n plain passes were timed
@@ -68,6 +70,7 @@ class Budget:
             end chains early (`Needs.stops`).
         """
         self._stops = stops
+        self._patience = LOSS_AT_FIRST if stops or prior else LOSS_TO_GUESSES
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
         self._attempt = False  # whether the plan is a trial draft: no gain is expected from it
@@ -100,7 +103,7 @@ class Budget:
             return self._constant
         with self._lock:
             self._plan, self._attempt = self._choose(batch)
-            if self._stops and self._plan.nodes == self._plan.depth > 1:
+            if self._stops and self._plan.nodes == self._plan.depth >= 1:
                 self._plan = replace(self._plan, threshold=self._threshold(batch))
         return self._plan
 
@@ -178,12 +181,12 @@ class Budget:
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """The acceptance chance below which one more node of a chain costs more than it yields; 0 if too little was
-        timed."""
+        """The acceptance chance below which one more node of a chain costs more than it yields; `UNTIMED` if too little
+        was timed."""
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.reach - 1, chain.reach, LENGTH)
         if nodes < FIRST:
-            return 0.0
+            return UNTIMED
         seconds = (target.at(nodes + 1) - target.at(2) + chain.at(nodes) - chain.at(1)) / (nodes - 1)
         least, most = THRESHOLD
         return min(max(seconds * self._rate, least), most)
@@ -191,7 +194,7 @@ class Budget:
     def _affordable(self, plain: float) -> float:
         """Seconds that this round may lose. plain: seconds of a plain pass."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
-        return (LOSS_AT_FIRST + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
+        return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _rated(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
@@ -230,7 +233,7 @@ class Budget:
             return no_draft, False
         plain, own_plain = target.at(1), self.plain_seconds(batch)
         # Converted to seconds of the curves that are used for planning:
-        affordable = self._affordable(own_plain) * plain / own_plain if own_plain else LOSS_AT_FIRST * plain
+        affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior else FIRST
         # the first draft has one node, which measures the drafter's cost
@@ -244,7 +247,7 @@ class Budget:
             risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
             timed = target.samples(columns)
             if chances[0] > RELIABLE and timed and min(timed, draft.samples(plan.depth)) < ENOUGH:
-                risk = min(risk, LOSS_AT_FIRST * plain)  # one slow pass must not exclude a reliable drafter
+                risk = min(risk, self._patience / 2 * plain)  # one slow pass must not exclude a reliable drafter
             return risk <= affordable
 
         # in the order of their rates

@@ -22,11 +22,11 @@ class Guard:
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.memory: Any = None
-        self.columns = False
+        self.columns = self.chains = False
 
     def start(self, context: Context) -> None:
         """Start the drafter with the prompt's context."""
-        self.columns = context.columns
+        self.columns, self.chains = context.columns, context.chains
         if self.drafter is not None:
             self.memory = self._try(self.drafter.start, context)
 
@@ -38,6 +38,8 @@ class Guard:
         if self.columns:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
         depth = min(plan.depth, max(room) - 1)
+        if self.chains:
+            plan = replace(plan, nodes=min(plan.nodes, plan.depth))
         if self.drafter is None or plan.nodes <= 0 or depth < 1:
             return single(roots)
         if depth < plan.depth:
@@ -45,7 +47,7 @@ class Guard:
         draft = self._try(self._checked, self.drafter, roots, plan)
         if draft is None:
             return single(roots)
-        return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room)
+        return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room, self.chains)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Pass a round's verdict to the drafter."""
@@ -104,19 +106,22 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
     return draft.tokens, draft.parents, draft.size
 
 
-def _cut(draft: Draft, plan: Plan, room: Sequence[int]) -> Draft:
+def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
     """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
 
     room: the maximum depth of each row's draft. A row ends there, and the model may have no position for deeper nodes.
+    chains: whether to keep the chain of first children alone.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
     kept: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
-        nodes = {0: None}  # node -> None: an ordered set
+        nodes, last = {0: None}, 0  # node -> None: an ordered set; the node that was kept last
         for node, depth in enumerate(depths(parents[row][: sizes[row]])):
-            if node and depth <= deepest and len(nodes) <= plan.nodes and parents[row][node] in nodes:
+            above = parents[row][node] == last if chains else parents[row][node] in nodes
+            if node and depth <= deepest and len(nodes) <= plan.nodes and above:
                 nodes[node] = None
+                last = node
         kept.append(list(nodes))
     size = max(map(len, kept))
     if size == draft.tokens.shape[1] and all(len(nodes) == count for nodes, count in zip(kept, sizes, strict=True)):

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from mmdec.decode.tree import single
 from mmdec.drafters.draft_memory import LastColumn, Memory, Waiting
-from mmdec.drafters.tree_growing import WIDTH, Levels, TreeGrowing, stepwise
+from mmdec.drafters.levels import Levels, stepwise
+from mmdec.drafters.tree_growing import WIDTH, TreeGrowing
 from mmdec.nn.draft_step import SlotStep, Vector, quiet
 from mmdec.nn.flash import FlashConfig, FlashNetwork
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict

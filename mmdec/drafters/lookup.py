@@ -3,6 +3,10 @@
 Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025): a dictionary maps rolling hashes of n-grams to
 positions, and the draft copies the text after the latest earlier match of the longest n-gram. Each new token takes
 constant time; the draft is the only tensor.
+
+A match of one token says little, one of three often much; how much depends on the text. Each row measures it as the
+text grows, prompt included, without any draft: was the token that followed the match the next one? A chain whose first
+token is too unlikely (`Plan.threshold`) is not drafted, so that a short answer does not pay for chance matches.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 
 BASE = 1_000_003  # base of the polynomial hash modulo MODULUS; a match is verified token by token
 MODULUS = (1 << 61) - 1
+FADE = 0.97  # for each token that a match foretold, the weight of earlier ones decays by this factor
+PRIOR_WEIGHT = 4.0  # the assumed chance counts as so many tokens
 
 
 @final
 class Row:
     """A row's text, and the last position of each of its n-grams."""
 
-    __slots__ = ("_hashes", "_heads", "_last", "text")
+    __slots__ = ("_hashes", "_heads", "_last", "_right", "_told", "text")
 
     def __init__(self, tokens: Sequence[int], longest: int) -> None:
         self.text: list[int] = []
@@ -31,11 +37,18 @@ class Row:
         self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
         # hash -> (where the n-gram last ended, where it ended the time before)
         self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
+        # by the match's length n: how many tokens were foretold, and how many of them right; at first n / (n + 2)
+        self._told = [PRIOR_WEIGHT] * longest
+        self._right = [PRIOR_WEIGHT * n / (n + 2) for n in range(1, longest + 1)]
         for token in tokens:
             self.add(token)
 
     def add(self, token: int) -> None:
         text, hashes, end = self.text, self._hashes, len(self.text) + 1
+        n, at = self._longest()
+        if n:
+            self._told[n - 1] = FADE * self._told[n - 1] + 1
+            self._right[n - 1] = FADE * self._right[n - 1] + (text[at] == token)
         text.append(token)
         for n, head in enumerate(self._heads, 1):
             gone = text[end - n - 1] if end > n else -1
@@ -44,6 +57,19 @@ class Row:
                 table = self._last[n - 1]
                 ends = table.get(value)
                 table[value] = (end, ends[0] if ends else 0)
+
+    def _longest(self) -> tuple[int, int]:
+        """Length of the longest match of the text's end, and its latest earlier position; (0, 0): none."""
+        for n in range(min(len(self._heads), len(self.text)), 0, -1):
+            at = self._last[n - 1][self._hashes[n - 1]][1]
+            if at:
+                return n, at
+        return 0, 0
+
+    def chance(self, shortest: int) -> float:
+        """The share of tokens that matches as long as the present one have foretold; 0 without a match."""
+        n, _ = self._longest()
+        return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
     def matches(self, shortest: int) -> list[int]:
         """Earlier positions where the text's last n tokens occur: the latest for each n, the longest n first."""
@@ -69,7 +95,7 @@ class Lookup:
     """Copies from the prompt and the generated text. It has no weights, works with every target, and takes
     microseconds."""
 
-    needs = Needs()
+    needs = Needs(stops=True)
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         """max_ngram, min_ngram: the longest and the shortest match in tokens; longer ones are tried first."""
@@ -89,7 +115,9 @@ class Lookup:
         return [Row([t for t, kept in zip(row, mask, strict=True) if kept], self._longest) for row, mask in texts]
 
     def propose(self, memory: list[Row], roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain after the longest match; if the plan is a tree, also chains after shorter matches."""
+        """Draft a chain after the longest match, if it is likely enough; in a tree also chains after shorter ones."""
+        if plan.threshold and sum(row.chance(self._shortest) for row in memory) < plan.threshold * len(memory):
+            return trees_from_lists(roots, [([], [])] * len(memory))
         return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
 
     def update(self, memory: list[Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:

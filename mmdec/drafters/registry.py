@@ -36,6 +36,7 @@ class Entry:
     drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
     network: str | None = None
     loader: Loader | str | None = None  # only for a drafter from outside the package
+    of_model: str | None = None  # dotted path of a class whose `of(model)` makes the drafter from the loaded target
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
     speech: bool = (
         False  # whether it drafts for speech models; others draft for language models, with or without images
@@ -59,6 +60,7 @@ MEDUSA, CTC, TREE_GROWING, FLASH = (
 BUILT_IN = {  # in the order in which "auto" prefers them
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
+    "mtp": Entry(of_model="mmdec.drafters.mtp:Mtp", note="MTP: the model's own native head."),
     "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads", auto=True, speech=True),
     "ctc": Entry(drafter=CTC, network="mmdec.nn.ctc_head:CtcHead", auto=True, speech=True),
     "eagle": Entry(
@@ -96,6 +98,12 @@ BUILT_IN = {  # in the order in which "auto" prefers them
         network="mmdec.nn.eagle3:Eagle3",
         auto=True,
         note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",
+    ),
+    "dflash": Entry(
+        drafter=TREE_GROWING,
+        network="mmdec.nn.dflash:DFlash",
+        auto=True,
+        note="DFlash: reads several of the model's layers, and drafts a block of tokens at once.",
     ),
 }
 _registered: dict[str, Entry] = {}
@@ -154,7 +162,7 @@ def drafter_entry(name: str) -> Entry | None:
 
 
 def drafter_names() -> list[str]:
-    """Names of the drafters that need no folder."""
+    """Names of the drafters that need neither a folder nor a head of the model's."""
     return [name for name, entry in _all().items() if entry.factory is not None]
 
 
@@ -195,6 +203,11 @@ def named_drafter(name: str) -> Drafter:
         arguments.
     """
     entry = drafter_entry(name)
+    if entry is not None and entry.of_model is not None:
+        raise InputError(
+            f"`drafter` must be one that this call can make, but {name!r} is made of a loaded model. Give it to "
+            "`mmdec.generate`, `stream` or `speculate`."
+        )
     if entry is not None and entry.factory is None:
         raise InputError(
             f"`drafter` must be a folder for {name}, which has weights, but is {name!r}. Give the folder, or load it "

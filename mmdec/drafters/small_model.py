@@ -278,11 +278,16 @@ class SmallModel:
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
         """Keep these nodes of the last pass in the cache; an empty path keeps none, not even the root."""
-        width = max(1, *map(len, paths))
-        path = torch.tensor([row + [-1] * (width - len(row)) for row in paths], device=self._model.device)
-        none = torch.zeros_like(path[:, 0])
-        self._model.commit(memory.session, Verdict(path, none, none.bool(), none[:, None], none + 1))
+        keep_columns(self._model, memory.session, paths)
         memory.scored = None
+
+
+def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
+    """Keep each row's nodes of the last pass in the cache; an empty path keeps none, not even the root."""
+    width = max(1, *map(len, paths))
+    path = torch.tensor([row + [-1] * (width - len(row)) for row in paths], device=model.device)
+    none = torch.zeros_like(path[:, 0])
+    model.commit(session, Verdict(path, none, none.bool(), none[:, None], none + 1))
 
 
 def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:

@@ -1,10 +1,11 @@
 """Chooses the drafter for drafter="auto": one in the model's folder, else one shipped for its weights, else "lookup".
 
-A folder of shipped drafters has a file `drafters.json`. It identifies their model by some values of each of the model's
-tensors. Values are compared instead of hashed, because a copy in another dtype has rounded values. So every copy of the
-weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too: its values are close, so its token
-ids mean the same words and its states are similar. Its drafts are accepted less often; the budget stops drafting where
-that does not pay.
+A folder of shipped drafters has a file `drafters.json`. It may name none, where only a confidence.json is shipped for
+the model (`shipped_folder`). It identifies their model by some values of each of the model's tensors. Values are
+compared instead of hashed, because a copy in another dtype has rounded values. So every copy of the weights is
+recognised, wherever it comes from. A fine-tuned copy is recognised, too: its values are close, so its token ids mean
+the same words and its states are similar. Its drafts are accepted less often; the budget stops drafting where that does
+not pay.
 With "auto" the user has not chosen a drafter. So one that is damaged or does not fit is skipped with a warning.
 """
 
@@ -77,13 +78,23 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
                 yield path
 
 
-def _shipped(model: PreTrainedModel) -> Iterator[Path]:
-    """Folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
+def shipped_folder(model: PreTrainedModel) -> Path | None:
+    """The folder that holds what is shipped for exactly these weights, in any dtype; None if there is none."""
+    return next((file.parent for file, how in _matches_of(model) if how == "same"), None)
+
+
+def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
+    """The shipped `drafters.json` that fit this model, and how; those for its own weights come first."""
     files = {file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED}")}
     matched = [(file, how) for file in files.values() if (how := match(model, file))]
-    for file, how in sorted(matched, key=lambda found: found[1] != "same"):
+    return sorted(matched, key=lambda found: found[1] != "same")
+
+
+def _shipped(model: PreTrainedModel) -> Iterator[Path]:
+    """Folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
+    for file, how in _matches_of(model):
         settings = read_settings(file)
-        if how == "tuned":
+        if how == "tuned" and settings["drafters"]:
             _tell(
                 model,
                 f"the model looks fine-tuned from {settings['model']}: the drafter shipped for that one is tried, and "

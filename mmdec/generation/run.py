@@ -41,16 +41,17 @@ from mmdec.drafters.registry import (
     check_drafter,
     drafter_entry,
     drafter_names,
+    import_dotted,
     is_dotted,
     loader_names,
     named_drafter,
 )
-from mmdec.drafters.small_model import SmallModel
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name
+from mmdec.hub.small_model import small_drafter, small_target
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.registry import target_of
 from mmdec.targets.siblings import siblings_matter
@@ -134,7 +135,8 @@ class PreparedRun:
 class Speculation:
     """The custom loop that `mmdec.speculate` returns and `generate(custom_generate=...)` calls.
 
-    A drafter that needs the model (a folder with weights) is loaded when the model is known, once for each model.
+    A drafter that needs the model (a folder with weights, a smaller model) is made when the model is known, once for
+    each model.
     """
 
     def __init__(self, options: DecodingOptions) -> None:
@@ -142,8 +144,11 @@ class Speculation:
         self.options, choice = options, options.drafter
         self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter itself runs
         self._auto = isinstance(choice, str) and choice == AUTO
+        entry = drafter_entry(choice) if isinstance(choice, str) else None
+        self._class = None if entry is None else entry.of_model  # of a drafter that is made of the target itself
         self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) and not self._auto else None
-        self._drafter = None if self._folder is not None or self._auto else _drafter(choice)
+        waits = self._folder is not None or self._auto or self._class is not None
+        self._drafter = None if waits else _drafter(choice)
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
         self._loaded = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -152,14 +157,20 @@ class Speculation:
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """The drafter for a target model; weights from a folder get the model's device and precision. None means plain
         decoding."""
-        if self._folder is None and not self._auto:
+        if self._folder is None and not self._auto and self._class is None and not self.networks:
             return self._drafter
         with self._lock:
             device, dtype, drafter = self._loaded.get(model, (None, None, None))
             if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = auto_drafter(model) if self._folder is None else load_drafter(self._folder, model, "drafter")
+                drafter = small_drafter(self.networks[0], model) if self.networks else self._load(model)
                 self._loaded[model] = model.device, model.dtype, drafter
             return drafter
+
+    def _load(self, model: PreTrainedModel) -> Drafter:
+        if self._class is not None:
+            made: Drafter = import_dotted(self._class).of(model)
+            return made
+        return auto_drafter(model) if self._folder is None else load_drafter(self._folder, model, "drafter")
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -312,13 +323,8 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
     if choice is None:
         return None
     if isinstance(choice, PreTrainedModel):
-        try:
-            small = target_of(choice)
-        except InputError as error:
-            raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
-        sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
-        encode = small.encode if small.encodes else None
-        return SmallModel(small, positions=small.positions, encode=encode, **sees)
+        small_target(choice)  # refused before there is a target; `small_drafter` makes the drafter
+        return None
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
     check_drafter(drafter)
     return drafter  # type: ignore[return-value] # `check_drafter` has checked that it is a Drafter

@@ -36,9 +36,12 @@ from mmdec.drafters.registry import (
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.hub.ctc import load_ctc
 from mmdec.hub.find import drafter_by_name
+from mmdec.hub.language_model import is_language_model
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.publish import new_folder, whole_folder
-from mmdec.hub.published import SYSTEMS, System, drafts_published, published_card, read_published
+from mmdec.hub.published import SYSTEMS, System, drafts_published, read_published
+from mmdec.hub.small_model import load_small_model
+from mmdec.nn.dflash import DFlash
 from mmdec.nn.draft_network import MOST, DraftConfig, DraftNetwork
 from mmdec.nn.eagle3 import Eagle3
 from mmdec.nn.flash import FlashNetwork
@@ -57,6 +60,7 @@ def load_drafter(
     *,
     revision: str | None = None,
     token: str | bool | None = None,
+    tokenizer: Any = None,
 ) -> Drafter:
     """Load a drafter with weights for one target model, on that model's device and in its precision.
 
@@ -65,18 +69,20 @@ def load_drafter(
 
     folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). It may be mmdec's own,
         whose config.json has the drafter's name ({"system": "medusa", ...}), or a published one: EAGLE-1, -2 and -3,
-        P-EAGLE, MSD, ViSpec, Medusa.
+        P-EAGLE, DFlash, MSD, ViSpec, Medusa. A smaller language model drafts, too; its tokenizer may be another.
     model: the loaded target model.
     argument: the name of `folder` in error messages. Default "folder".
     revision: branch, tag or commit of a hub id. Default: the main branch.
     token: access token for a private or gated hub id, as for `huggingface_hub`. Default: that of `hf auth login`.
+    tokenizer: the target's, for a smaller model of another vocabulary. Default None: the one in the target's folder.
     Returns: the drafter.
     Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """
     fetching = {name: value for name, value in (("revision", revision), ("token", token)) if value is not None}
     path = drafter_by_name(folder, argument, fetching) or check_path(argument, folder, "Name the drafter's folder.")
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
-    drafter = _loader(path, argument)(path, model)
+    loader = _loader(path, argument)
+    drafter = load_small_model(path, model, tokenizer) if loader is load_small_model else loader(path, model)
     check_drafter(drafter)
     return drafter
 
@@ -93,10 +99,12 @@ def _loader(folder: Path, argument: str) -> Loader:
         published = "" if "system" in settings else drafts_published(folder, argument)
         if published:
             return LOADERS[MEDUSA if published == "medusa" else TREE_GROWING]
-        # most likely a smaller model
+        if is_language_model(folder):
+            return load_small_model
         raise InputError(
-            f"`{argument}` must hold a drafter of {', '.join(loader_names())}, but the config.json of '{folder}' names "
-            "none. A smaller model drafts, too: load it with transformers, and pass the loaded model."
+            f"`{argument}` must hold a drafter of {', '.join(loader_names())}, or a smaller language model, but the "
+            f"config.json of '{folder}' names none. Any other smaller model: load it with transformers, and pass the "
+            "loaded model."
         )
     entry = drafter_entry(name)
     if entry is None or not entry.has_weights:
@@ -138,7 +146,7 @@ def convert(
     directory: the new folder, written atomically.
     system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
     vocab_size: the target's vocabulary size, if its embedding was extended after training.
-    Raises: InputError for DFlash, FLASH and any other unsupported layout.
+    Raises: InputError for DSpark, FLASH and any other unsupported layout.
     """
     folder = Path(source)
     if not (folder / CONFIG).is_file():
@@ -153,9 +161,10 @@ def convert(
     return save_network(network, target, card=published_card(network, folder))
 
 
-def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
+def read_network(directory: str | os.PathLike[str], target_tokens: int | None = None) -> DraftNetwork:
     """Load a network on the CPU, without a target: mmdec's own in float32, a published one in the file's precision.
 
+    target_tokens: the target's vocabulary size, for a published folder that does not say it.
     Raises: InputError if the folder, settings or weights are bad.
     """
     try:
@@ -174,7 +183,7 @@ def read_network(directory: str | os.PathLike[str]) -> DraftNetwork:
         )
     settings = read_settings(file, "directory")
     if "system" not in settings and drafts_published(folder, "directory") == "network":
-        return read_published(folder, "directory")
+        return read_published(folder, "directory", target_tokens=target_tokens)
     settings.pop("model_type", None)
     kind = network_class(str(settings.pop("system", "")))
     config = _config(kind.config_class, settings, folder)
@@ -188,8 +197,8 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
     Raises: InputError also if the network belongs to another model (other channels or tokens, or layers it does not
         have).
     """
-    network = read_network(directory)
     shape = model.config.get_text_config(decoder=True)
+    network = read_network(directory, shape.vocab_size)
     config = network.config = network.config.for_depth(shape.num_hidden_layers)
     for what, expected, actual in (
         ("channels", config.target_size, shape.hidden_size),
@@ -217,10 +226,14 @@ def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel)
     """Load a drafter that grows EAGLE-2 trees for this model, with the model's embedding and LM head, or the network's
     own."""
     network, (embedding, output) = load_network(directory, model), _ends(model)
-    if isinstance(network, Eagle3) and network.config.own_embedding and type(embedding) is nn.Embedding:
+    if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
         own = network.get_parameter("embed_tokens.weight")
         if torch.equal(own, embedding.weight):  # most folders hold a copy of the target's embedding
             network.share_embedding()
+    if isinstance(network, DFlash) and network.config.own_head and output.bias is None:
+        own = network.get_parameter("lm_head.weight")
+        if torch.equal(own, output.weight):
+            network.share_head()
     return TreeGrowing(network, embedding, output)
 
 
@@ -258,6 +271,21 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
 
 
 LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: load_tree_growing, FLASH: load_flash}
+
+
+def published_card(network: DraftNetwork, folder: Path) -> str:
+    """The model card of a published network that was read from a folder."""
+    names = {"vispec": "ViSpec", "eagle3": "EAGLE-3", "dflash": "DFlash"}
+    config, name = network.config, names.get(network.system, network.system.upper())
+    text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
+    text += f"{config.target_size} channels and {config.vocab_size} tokens"
+    text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."
+    if network.system == "msd" and config.vocab_size == 32000:
+        text += (
+            "\n\nIt was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert "
+            "with `--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
+        )
+    return text + "\n"
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:

@@ -26,8 +26,9 @@ from transformers import PreTrainedModel
 from mmdec.checks.arguments import show
 from mmdec.checks.weights import checked_file, damaged, fill, read_settings, read_weights, shards
 from mmdec.drafters.medusa import Medusa
+from mmdec.hub.checkpoint import read_tensors, tensor_names
 from mmdec.hub.publish import new_folder, whole_folder
-from mmdec.hub.published import drafts_published, read_tensors, tensor_names
+from mmdec.hub.published import drafts_published
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.types import InputError
 

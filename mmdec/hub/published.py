@@ -9,6 +9,9 @@ tokens. llava-hf's has 64 more at the end: convert with 32064. MSD-Qwen2VL-7B-In
 | EAGLE-3 (SafeAILab, SpecForge, AngelSlim, NVIDIA; NeMo with `model.` in front) | `midlayer.*` | |
 | EAGLE-3 of speculators | `layers.0.hidden_norm.weight`; sizes in `transformer_layer_config` | its verifier |
 | P-EAGLE | EAGLE-3's and `mask_hidden` | |
+| DFlash (z-lab, SpecForge; `block_size` beside `dflash_config` or in it) | `hidden_norm.weight` beside `fc.weight` | |
+| DFlash of transformers (Muse Glimmer's assistant) | `encoder.fc.weight` | |
+| DFlash of speculators | `speculators_model_type`; its own LM head | its verifier |
 
 For other layouts that are known, the error gives their name. A tensor that the layout does not have is an error: if it
 were ignored, fewer drafts would be accepted. Only copies of the target's parts are ignored: its head, its norm,
@@ -17,98 +20,49 @@ computed rotations, and the embedding of EAGLE-1/2.
 The ids of the target layers that EAGLE-3 reads have two meanings. "Boundary k" is the residual stream that enters layer
 k, so the output of layer k - 1. speculators' top-level ids are boundaries. In `eagle_config` the ids are outputs if the
 first one is 1 (SpecForge, AngelSlim, NVIDIA), else boundaries. Without ids the boundaries are 2, n // 2 and n - 3.
+DFlash's `target_layer_ids` are outputs, the last layer's after the final norm, as transformers gives it; speculators'
+`aux_hidden_state_layer_ids` are boundaries.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from mmdec.checks.weights import (
-    INDEX,
-    WHOLE,
-    check_finite_weights,
-    damaged,
-    fill,
-    lies_inside,
-    read_settings,
-    read_weights,
-    shards,
-)
+from mmdec.checks.weights import fill, read_settings
 from mmdec.drafters.registry import network_class
-from mmdec.hub.find import DRAFTER_PICKLES
+from mmdec.hub.checkpoint import Checkpoint, tensor_names
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.types import InputError
 
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
-MAX_BYTES = 16 * 2**30
 LAYER = "layers.0."
 # tensors of the target, or computed
 UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
-DRAFTS = re.compile(r"(model\.)?(fc\.weight|fc_gate\.weight|imadpt\..*)")
+DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
+DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors of a network that is not EAGLE-3's
+MUSE = "muse_glimmer_assistant"  # the one class of DFlash that transformers has
 VISION = ("vision_config", "mm_vision_tower")  # settings that only models with images have
 PLAIN_ROPE = ("default", "mrope")  # in a text, M-RoPE's three positions are equal
 SCALED_ROPE = ("linear", "llama3", "yarn")
 # speculators' and z-lab's other drafters: {name in config.json: how people call it}
 OTHERS = {
-    "dflash": "DFlash",
     "dflash2": "DFlash 2",
     "dspark": "DSpark",
     "domino": "Domino",
     "xpress": "XPress",
     "mtp": "MTP",
 }
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The content of a published folder."""
-
-    folder: Path
-    described: Mapping[str, Any]  # config.json
-    state: Mapping[str, Tensor]
-    argument: str  # the folder's name in error messages
-
-    @classmethod
-    def of(cls, folder: Path, argument: str) -> Checkpoint:
-        """Read config.json and all tensors, from safetensors if there are any, else from the pickle."""
-        return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
-
-    def fail(self, rule: str, fault: str, remedy: str) -> InputError:
-        """Make an error about this folder. rule: what must hold. fault: what is wrong. remedy: what to do."""
-        return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
-
-    def shape(self, name: str) -> torch.Size:
-        """The shape of a matrix. Raises InputError if it is missing or no matrix."""
-        tensor = self.state.get(name)
-        if tensor is None or tensor.dim() != 2 or not tensor.numel():
-            raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")
-        return tensor.shape
-
-
-def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """The names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read whole."""
-    if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
-        names = read_settings(folder / INDEX, argument).get("weight_map")
-        return frozenset(names) if isinstance(names, dict) else frozenset()
-    if (folder / WHOLE).is_file():
-        with (
-            damaged(f"`{argument}` must hold whole safetensors, but '{folder / WHOLE}' is damaged"),
-            safe_open(folder / WHOLE, framework="pt") as opened,
-        ):
-            return frozenset(opened.keys())
-    return frozenset(read_tensors(folder, argument)) if _pickle(folder) else frozenset()
 
 
 def drafts_published(folder: Path, argument: str) -> str:
@@ -124,7 +78,11 @@ def drafts_published(folder: Path, argument: str) -> str:
 
 
 def read_published(
-    folder: Path, argument: str, system: System | None = None, vocab_size: int | None = None
+    folder: Path,
+    argument: str,
+    system: System | None = None,
+    vocab_size: int | None = None,
+    target_tokens: int | None = None,
 ) -> DraftNetwork:
     """Read a published network on the CPU in the file's precision, without a target.
 
@@ -132,14 +90,17 @@ def read_published(
         code is not run.
     system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
     vocab_size: the target's vocabulary size, if its embedding was extended after training.
+    target_tokens: the same, for a folder that does not say it (transformers' own DFlash).
     Raises: InputError for an unsupported layout, and for a tensor that the layout does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
     _refuse_others(checkpoint.described, frozenset(checkpoint.state), folder, argument)
-    if any(EAGLE3.fullmatch(name) for name in checkpoint.state):
+    kind = _kind(checkpoint.described, frozenset(checkpoint.state))
+    if kind == "dflash" or any(EAGLE3.fullmatch(name) for name in checkpoint.state):
+        name = "DFlash" if kind == "dflash" else "EAGLE-3"
         if system is not None:
-            raise InputError(f"`system` must be left out for EAGLE-3's checkpoint, but is {system!r}. Leave it out.")
-        return _eagle3(checkpoint, vocab_size)
+            raise InputError(f"`system` must be left out for {name}'s checkpoint, but is {system!r}. Leave it out.")
+        return _dflash(checkpoint, vocab_size, target_tokens) if kind == "dflash" else _eagle3(checkpoint, vocab_size)
     return _eagle(checkpoint, system, vocab_size)
 
 
@@ -162,56 +123,31 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
     return network.to(state["fc.weight"].dtype)
 
 
-def _pickle(folder: Path) -> Path | None:
-    return next((folder / name for name in DRAFTER_PICKLES if (folder / name).is_file()), None)
-
-
-def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """All tensors of a folder, from safetensors if there are any, else from a pickle: of that, only tensors are
-    read."""
-    file = _pickle(folder)
-    if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
-        return read_weights(shards(folder, argument), argument)
-    if not lies_inside(file, folder):
-        raise InputError(
-            f"`{argument}` must hold its weights in its own folder, but '{file}' lies outside. Copy it there."
-        )
-    if file.stat().st_size > MAX_BYTES:
-        raise InputError(
-            f"`{argument}` must hold at most {MAX_BYTES} bytes, but '{file}' has more. Name a draft network's."
-        )
-    with damaged(f"`{argument}` must hold named tensors, but '{file}' does not"):
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        if not isinstance(state, Mapping) or not all(
-            isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
-        ):
-            raise ValueError("it holds something else than named tensors")
-    check_finite_weights(state, file, argument)
-    return dict(state)
-
-
-def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
-    """Raise InputError for a drafter of a known kind, by its config or tensors, that is not supported."""
+def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
+    """The kind of drafter, by its config or else its tensors: speculators' name for it; "" for all that the tensors
+    tell apart."""
     kind = str(described.get("speculators_model_type") or "")
     if not kind and not any(EAGLE3.fullmatch(name) for name in names):
         architectures = " ".join(map(str, described.get("architectures") or ())).lower()
         kind = next((other for other in ("dspark", "domino", "dflash") if other in architectures), "")
-        if not kind and ("dflash_config" in described or {"hidden_norm.weight", "fc.weight"} <= names):
+        if not kind and ("dflash_config" in described or described.get("model_type") == MUSE or names >= DFLASH):
             kind = "dflash"
+    return kind
+
+
+def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
+    """Raise InputError for a drafter of a known kind, by its config or tensors, that is not supported."""
+    kind = _kind(described, names)
     if kind in OTHERS:
-        raise _unsupported(OTHERS[kind], folder, argument)
-    if kind not in ("", "eagle3", "peagle"):
         raise InputError(
-            f"`{argument}` must hold EAGLE-3 or P-EAGLE where it is speculators', but '{folder}' holds {kind!r:.60}. "
-            "Use another drafter."
+            f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, MSD, ViSpec or Medusa drafter, but "
+            f"'{folder}' holds {OTHERS[kind]}, which mmdec does not draft with. Use another drafter."
         )
-
-
-def _unsupported(kind: str, folder: Path, argument: str) -> InputError:
-    return InputError(
-        f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, MSD, ViSpec or Medusa drafter, but '{folder}' holds "
-        f"{kind}, which mmdec does not draft with{' yet' if kind == 'DFlash' else ''}. Use another drafter."
-    )
+    if kind not in ("", "eagle3", "peagle", "dflash"):
+        raise InputError(
+            f"`{argument}` must hold EAGLE-3, P-EAGLE or DFlash where it is speculators', but '{folder}' holds "
+            f"{kind!r:.60}. Use another drafter."
+        )
 
 
 def _system(checkpoint: Checkpoint) -> System:
@@ -273,7 +209,8 @@ def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str,
             f"`{checkpoint.argument}` must have rotations of a kind that is known ({', '.join(kinds)}), but "
             f"`rope_scaling` is {kind!r:.60}. Such networks cannot be read yet."
         )
-    return rope.get("rope_theta") or settings.get("rope_theta") or 1e4, {**rope, "rope_type": kind}
+    theta = rope.get("rope_theta") or settings.get("rope_theta") or 1e4
+    return theta, {**{name: value for name, value in rope.items() if name != "rope_theta"}, "rope_type": kind}
 
 
 def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -302,7 +239,7 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
         re.sub(r"^midlayer\.", LAYER, name.removeprefix("model.")): value for name, value in checkpoint.state.items()
     }
     state = {name: value for name, value in state.items() if not COMPUTED.fullmatch(name)}
-    checkpoint = Checkpoint(checkpoint.folder, checkpoint.described, state, checkpoint.argument)
+    checkpoint = replace(checkpoint, state=state)
     sizes = _eagle3_sizes(checkpoint, vocab_size)
     state |= _vocabulary(checkpoint, sizes)
     if sizes["draft_vocab_size"] == sizes["vocab_size"]:
@@ -329,7 +266,6 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
     theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     sections = rope.get("mrope_section") or ()
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
-    layers = 1 + max(int(match[1]) for match in map(re.compile(r"layers\.(\d+)\.").match, state) if match)
     options = described.get("eagle_config")
     options = {**(options if isinstance(options, dict) else {}), **described}
     mask = options.get("mask_token_id")
@@ -348,7 +284,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         "target_hidden_size": target,
         "vocab_size": vocab_size or (whole[0] if whole else settings.get("vocab_size")),
         "draft_vocab_size": checkpoint.shape("lm_head.weight")[0],
-        "num_hidden_layers": layers,
+        "num_hidden_layers": _layer_count(state),
         "features": joined // target,
         "layers": _layers_read(checkpoint),
         "rope_theta": theta,
@@ -363,7 +299,102 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         "own_embedding": "embed_tokens.weight" in state,
         "mask_token": mask if "mask_hidden" in state else None,
         "target": str(verifier.get("name_or_path") or ""),
+        **_own_fields(described, ("positions", "pictures", "base", "target")),
     }
+
+
+def _own_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """mmdec's own fields of a folder that it exported (`mmdec.hub.export`)."""
+    own = described.get("mmdec")
+    return {name: own[name] for name in names if name in own} if isinstance(own, dict) else {}
+
+
+def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int | None) -> DraftNetwork:
+    """Make DFlash, from z-lab's config, speculators' or that of transformers' own class."""
+    names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+    state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
+    state = {names.get(name, name): value for name, value in state.items() if not COMPUTED.fullmatch(name)}
+    checkpoint = replace(checkpoint, state=state)
+    described = checkpoint.described if "vocab_size" in checkpoint.described else {"vocab_size": target_tokens}
+    sizes = _dflash_sizes(replace(checkpoint, described={**checkpoint.described, **described}), vocab_size)
+    state |= _vocabulary(checkpoint, sizes)
+    if sizes["draft_vocab_size"] == sizes["vocab_size"]:
+        state = {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
+    kind = network_class("dflash")
+    network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
+    return network.to(state["fc.weight"].dtype)
+
+
+def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
+    """Fields of DFlash's configuration."""
+    state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
+    size, joined = checkpoint.shape("fc.weight")
+    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}  # by default
+    _check_layer(checkpoint, {**windows, **settings})
+    own = described.get("dflash_config")
+    options = {**settings, **(own if isinstance(own, dict) else {})}
+    for name in ("block_size", "mask_token_id"):
+        if type(options.get(name)) is not int:
+            raise checkpoint.fail(
+                f"name its `{name}` in config.json, at the top or in `dflash_config`",
+                f"has {options.get(name)!r:.60}",
+                "Set it as in training.",
+            )
+    layers = _dflash_layers(checkpoint, options)
+    if joined % size or (layers and joined != len(layers) * size):
+        raise checkpoint.fail(
+            f"have an fc of {len(layers) or 'some'} x {size} channels, one for each layer that is read",
+            f"has one of {joined}",
+            "Take config.json and weights of one training.",
+        )
+    theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
+    if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
+        theta = 5e5  # the class's own default
+    whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
+    vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
+    if type(vocabulary) is not int:
+        raise checkpoint.fail(
+            "say how many tokens its target has", "has no `vocab_size`", "Convert it with `--vocab-size`."
+        )
+    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
+    head = "lm_head.weight" in state
+    return {
+        **_attention(checkpoint, settings),
+        "hidden_size": size,
+        "vocab_size": vocabulary,
+        "draft_vocab_size": checkpoint.shape("lm_head.weight")[0] if head else vocabulary,
+        "num_hidden_layers": _layer_count(state),
+        "layers": layers,
+        "block_size": options["block_size"],
+        "mask_token": options["mask_token_id"],
+        "from_anchor": bool(described.get("sample_from_anchor")),
+        "rope_theta": theta,
+        "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
+        "positions": "temporal",
+        "own_head": head,
+        "own_embedding": "embed_tokens.weight" in state,
+        "plain_embedding": described.get("model_type") == MUSE,
+        "target": str(verifier.get("name_or_path") or ""),
+        **_own_fields(described, ("positions", "base", "target")),
+    }
+
+
+def _dflash_layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """The indices of the target's layers that DFlash reads, see the module's docstring; () for the default."""
+    name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.described else "target_layer_ids"
+    least, ids = int(name.startswith("aux")), options.get(name)
+    if ids is None and not least:
+        return ()
+    if not isinstance(ids, list) or any(type(number) is not int or number < least for number in ids):
+        raise checkpoint.fail(
+            f"have whole numbers of at least {least} in `{name}`", f"has {ids!r:.60}", "Set them as in training."
+        )
+    last = None if least else options.get("num_target_layers")
+    return tuple(-1 if last == number + 1 else number - least for number in ids)
+
+
+def _layer_count(state: Mapping[str, Tensor]) -> int:
+    return 1 + max((int(match[1]) for match in map(re.compile(r"layers\.(\d+)\.").match, state) if match), default=-1)
 
 
 def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -374,7 +405,7 @@ def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         ("partial_rotary_factor", settings.get("partial_rotary_factor") in (None, 1, 1.0), "1"),
         (
             "model_type",
-            settings.get("model_type", "llama") in ("llama", "qwen3", "eagle3", "peagle", ""),
+            settings.get("model_type", "llama") in ("llama", "qwen3", "eagle3", "peagle", MUSE, ""),
             "llama or qwen3",
         ),
     ):
@@ -453,17 +484,3 @@ def _agree(ids: Tensor, known: Tensor) -> bool:
     """Whether ids (D,) are exactly the tokens that known (V,) bool marks."""
     inside = int(ids.min()) >= 0 and int(ids.max()) < len(known)
     return inside and int(known.sum()) == len(ids.unique()) and bool(known[ids].all())
-
-
-def published_card(network: DraftNetwork, folder: Path) -> str:
-    """The model card of a published network that was read from a folder."""
-    config, name = network.config, {"vispec": "ViSpec", "eagle3": "EAGLE-3"}.get(network.system, network.system.upper())
-    text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
-    text += f"{config.target_size} channels and {config.vocab_size} tokens"
-    text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."
-    if network.system == "msd" and config.vocab_size == 32000:
-        text += (
-            "\n\nIt was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert "
-            "with `--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
-        )
-    return text + "\n"

@@ -21,7 +21,6 @@ from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PROCESSOR_MAPPING,
     AutoProcessor,
-    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     ProcessorMixin,
@@ -30,20 +29,16 @@ from transformers import (
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import (
-    NOT_FOLLOWED,
-    check_generation,
     checked_file,
     damaged,
-    fill_pretrained,
-    read_settings,
     read_weights,
 )
 from mmdec.hub.find import LoadedModels, find, kind, version
+from mmdec.hub.language_model import read_network
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
 SYSTEM = "llava"  # transformers' model_type of the shipped model
-GENERATION = "generation_config.json"
 FAMILIAR = "confidence.safetensors"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
 MEANS, WHITENING = "means", "whitening"
@@ -125,15 +120,7 @@ def load_vlm(
 
 def read_model(directory: Path) -> PreTrainedModel:
     """Load the network in `directory`, in float32 on the CPU. Raises InputError if files are damaged or outside it."""
-    config_type, network = _types(directory)
-    settings = read_settings(directory / "config.json")
-    with damaged(f"`model` must be a whole vision-language model, but '{directory}' is damaged or of another version"):
-        config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
-        model = fill_pretrained(network, config, directory)
-        if (directory / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
-            check_generation(model.generation_config, config.get_text_config(decoder=True), directory)
-    return model.eval()
+    return read_network(directory, *_types(directory), "vision-language model")
 
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:

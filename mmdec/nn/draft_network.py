@@ -97,6 +97,16 @@ class DraftConfig:
         return self
 
     @property
+    def projected(self) -> bool:
+        """Whether columns of images read the projected visual embeddings; else they read their placeholder's."""
+        return True
+
+    @property
+    def follows(self) -> bool:
+        """Whether the network uses the target's positions if these have three axes."""
+        return False
+
+    @property
     def trained_for(self) -> str:
         """The target's name and fingerprint for messages: "vlm-scenes (402af2b1ab88)", or the part that is known."""
         mark = f"({self.base})" if self.target else self.base
@@ -242,13 +252,22 @@ class DraftNetwork(nn.Module):
         """hidden (..., H) -> (..., `vocabulary`). output: the target's LM head."""
         return linear(hidden, output.weight, output.bias)
 
+    @property
+    def offsets(self) -> Tensor | None:
+        """(`vocabulary`,): what is added to drafted tokens to give the target's; None if both are the same."""
+        return None
+
     def token_ids(self, drafted: Tensor) -> Tensor:
         """The target's tokens of drafted ones, which are indices of `logits`."""
-        return drafted
+        return drafted if self.offsets is None else drafted + self.offsets[drafted]
 
     def spread(self, probs: Tensor) -> Tensor:
         """Distributions (..., `vocabulary`) over the target's vocabulary: (..., V)."""
-        return probs
+        if self.offsets is None:
+            return probs
+        wide = probs.new_zeros(*probs.shape[:-1], self.config.vocab_size)
+        wide[..., self.token_ids(torch.arange(self.vocabulary, device=probs.device))] = probs
+        return wide
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
         """The layer's input at drafted tokens: their embeds (..., H), and hidden (..., H), the network's output at the
@@ -378,7 +397,6 @@ class DraftNetwork(nn.Module):
         states: (B, n, H). queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: as for `layer`. packed,
             index: as for `project`.
         """
-        layer = self._layer(index)
         size, width = queries.shape[2], keys.shape[2]
         if mask is None and 1 < size < width:
             causal = torch.ones(size, width, dtype=torch.bool, device=states.device).tril(width - size)
@@ -391,6 +409,12 @@ class DraftNetwork(nn.Module):
             is_causal=mask is None and size == width > 1,
             enable_gqa=self.config.num_key_value_heads != self.config.num_attention_heads,
         )
+        return self.after_attention(states, mixed, packed, index)
+
+    def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
+        """The rest of the layer: states (B, n, H), its input, and mixed (B, heads, n, d), what attention gives ->
+        hidden (B, n, H). packed, index: as for `project`."""
+        layer = self._layer(index)
         o_proj = layer.self_attn.o_proj
         states = self.residual(states, index) + linear(mixed.transpose(1, 2).flatten(2), o_proj.weight, o_proj.bias)
         normed, mlp = layer.post_attention_layernorm(states), layer.mlp
@@ -438,3 +462,19 @@ class DraftNetwork(nn.Module):
         angles = positions[..., None].float() * frequencies
         cosines, sines = angles.cos() * factor, angles.sin() * factor
         return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)
+
+
+def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:
+    """As `DraftNetwork.frequencies`, scaled as transformers does. scaling: {"rope_type": "linear", "factor": ...}."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    llama = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=scaling.get("original_max_position_embeddings") or 2048,
+        rope_parameters={**scaling, "rope_theta": config.rope_theta},
+    )
+    frequencies, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](llama, device)
+    return frequencies, float(factor)

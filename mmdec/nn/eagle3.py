@@ -36,6 +36,7 @@ from mmdec.nn.draft_network import (
     RMSNorm,
     check_size,
     rms_normed,
+    scaled_frequencies,
 )
 from mmdec.types import InputError
 
@@ -136,6 +137,11 @@ class Eagle3Config(DraftConfig):
     def vocabulary(self) -> int:
         """Tokens that can be drafted."""
         return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def projected(self) -> bool:
+        """As `DraftConfig.projected`: `pictures` says."""
+        return self.pictures == "projected"
 
     @property
     def follows(self) -> bool:
@@ -285,18 +291,9 @@ class Eagle3(DraftNetwork):
         attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
         return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
 
-    def attend(
-        self,
-        states: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        packed: Packed | None = None,
-        index: int = 0,
-    ) -> Tensor:
-        """As `DraftNetwork.attend`; with `norm_output` the last layer's output is normed."""
-        hidden = super().attend(states, queries, keys, values, mask, packed, index)
+    def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
+        """As `DraftNetwork.after_attention`; with `norm_output` the last layer's output is normed."""
+        hidden = super().after_attention(states, mixed, packed, index)
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
@@ -305,17 +302,10 @@ class Eagle3(DraftNetwork):
             hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
 
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones."""
-        return drafted + cast(Tensor, self.d2t)[drafted] if self.config.mapped else drafted
-
-    def spread(self, probs: Tensor) -> Tensor:
-        """Distributions (..., `vocabulary`) over the target's vocabulary: (..., V)."""
-        if not self.config.mapped:
-            return probs
-        wide = probs.new_zeros(*probs.shape[:-1], self.config.vocab_size)
-        wide[..., self.token_ids(torch.arange(self.vocabulary, device=probs.device))] = probs
-        return wide
+    @property
+    def offsets(self) -> Tensor | None:
+        """As `DraftNetwork.offsets`: `d2t`."""
+        return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def layer(
         self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
@@ -356,17 +346,4 @@ class Eagle3(DraftNetwork):
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
         """As `DraftNetwork.frequencies`, scaled as transformers does."""
         scaling = self.config.rope_scaling
-        if scaling is None:
-            return super().frequencies(device)
-        from transformers import LlamaConfig
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        config = LlamaConfig(
-            hidden_size=self.config.hidden_size,
-            num_attention_heads=self.config.num_attention_heads,
-            head_dim=self.config.head_dim,
-            max_position_embeddings=scaling.get("original_max_position_embeddings") or 2048,
-            rope_parameters={**scaling, "rope_theta": self.config.rope_theta},
-        )
-        frequencies, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, device)
-        return frequencies, float(factor)
+        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

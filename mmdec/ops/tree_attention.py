@@ -5,7 +5,9 @@ k, v     (B, Hkv, S + N, D)  S columns of earlier tokens, then the nodes' own; H
 
 Of the first S columns, a row owns those from its start (after left padding) to its end (rows differ in length); of the
 last N columns, a node sees its ancestors and itself. A sliding window hides columns further back: it counts positions,
-and a node's position is its row's length plus its depth.
+and a node's position is its row's length plus its depth. Chunks hide what lies before the chunk of the node's position.
+
+A sink is one more score of a query head, to which no value belongs.
 
 GPUs use `tree_attention_triton.py`, for trees of up to 128 nodes; otherwise torch computes it.
 """
@@ -37,6 +39,7 @@ class TreeMask:
     ancestors: Tensor  # (B, N, N) bool: node j is i or an ancestor of i
     additive: Tensor  # (B, 1, N, S + N): the same as a mask, 0 where seen, else the dtype's least number
     window: int | None = None  # positions that a node sees, its own included; None: all
+    kernel: bool = True  # whether starts, ends, ancestors and window say all that `additive` says
     _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
     _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
@@ -47,6 +50,32 @@ class TreeMask:
         if group not in self._packed:
             self._packed[group] = self.additive.repeat(1, 1, group, 1)
         return self._packed[group]
+
+    def within(
+        self, size: int, *, chunks: bool = False, first: int = 0, counted: tuple[Tensor, Tensor] | None = None
+    ) -> TreeMask:
+        """The same mask for layers that see only a part of the text.
+
+        size: positions that a node sees, its own included; with `chunks`, positions of a chunk, counted from the row's
+            start: a node sees its own chunk.
+        first: the first column that the layers' keys still hold; the earlier ones are dropped from the mask.
+        counted: for rows with padding between their tokens, which a window counts: the place (B, S) of each column with
+            that padding counted, and how much padding (B,) each row had. None: a column's place is its number.
+        """
+        columns, device = self.additive.shape[3] - self.ancestors.shape[1], self.additive.device
+        if counted is None:
+            places, padding = torch.arange(columns, device=device)[None], torch.zeros_like(self.ends)
+        else:
+            places, padding = counted
+        own = (self.ends + padding)[:, None] + self.ancestors.sum(2) - 1  # (B, N)
+        begins = self.starts[:, None]
+        lowest = (begins + (own - begins) // size * size if chunks else own - size + 1)[:, :, None]
+        additive = _padded_rows(self.additive[..., first:])
+        hidden = torch.cat([places[:, None, first:columns] < lowest, own[:, None] < lowest], 2)
+        additive.masked_fill_(hidden[:, None], torch.finfo(additive.dtype).min)
+        starts, ends = (self.starts - first).clamp(min=0), self.ends - first
+        plain = not chunks and counted is None
+        return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain)
 
     def bits(self) -> PackedTree:
         """The mask in the kernel's format, computed once."""
@@ -77,38 +106,56 @@ def tree_mask(
     """
     batch, nodes, _ = ancestors.shape
     lowest = torch.finfo(dtype).min
-    # fused GPU kernels need rows that begin at multiples of 8 numbers
-    width = -(-(columns + nodes) // 8) * 8
-    additive = torch.zeros(batch, 1, nodes, width, dtype=dtype, device=ancestors.device)[..., : columns + nodes]
+    additive = _padded_rows(torch.zeros(batch, 1, nodes, columns + nodes, dtype=dtype, device=ancestors.device))
     if ragged:
         steps = torch.arange(columns, device=ancestors.device)
         foreign = (steps < starts[:, None]) | (steps >= ends[:, None])  # (B, S)
         additive[..., :columns].masked_fill_(foreign[:, None, None], lowest)
     additive[..., columns:].masked_fill_(~ancestors[:, None], lowest)
-    if window is not None:
-        depth = ancestors.sum(2) - 1  # (B, N)
-        reach = (ends[:, None] + depth)[:, :, None] - window  # (B, N, 1), the last column outside the window
-        additive[..., :columns].masked_fill_((torch.arange(columns, device=ends.device) <= reach)[:, None], lowest)
-        far = depth[:, :, None] - depth[:, None] >= window
-        additive[..., columns:].masked_fill_(far[:, None], lowest)
-    return TreeMask(starts, ends, ancestors, additive, window)
+    mask = TreeMask(starts, ends, ancestors, additive)
+    return mask if window is None else mask.within(window)
 
 
-def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scaling: float) -> Tensor:
+def _padded_rows(mask: Tensor) -> Tensor:
+    """A copy of a mask (..., S + N) whose rows begin at multiples of 8 numbers, as fused GPU kernels need."""
+    width = mask.shape[-1]
+    rows = torch.zeros(*mask.shape[:-1], -(-width // 8) * 8, dtype=mask.dtype, device=mask.device)[..., :width]
+    return rows.copy_(mask)
+
+
+def tree_attention(
+    q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scaling: float, sinks: Tensor | None = None
+) -> Tensor:
     """Attention output (B, Hq, N, D). Without a tree every query sees every column.
 
+    sinks: (Hq,), one score of each query head to which no value belongs; None: there are none.
     The query heads of a key head are concatenated as further queries, so that keys and values are not repeated.
     """
     batch, heads, nodes, width = q.shape
-    if tree is not None and nodes <= LARGEST and q.dtype in FLOATS and runs_on(q.device):
+    fits = tree is not None and tree.kernel and sinks is None and nodes <= LARGEST and q.dtype in FLOATS
+    if tree is not None and fits and runs_on(q.device):
         from mmdec.ops.tree_attention_triton import tree_attention_triton
 
         return tree_attention_triton(q, k, v, tree.bits(), scaling, window=tree.window)
     group = heads // k.shape[1]
     packed = q.reshape(batch, k.shape[1], group * nodes, width)
     mask = None if tree is None else tree.packed(group)
+    if sinks is not None:
+        each = sinks.view(1, k.shape[1], group, 1).expand(-1, -1, -1, nodes).reshape(1, k.shape[1], group * nodes, 1)
+        k, v, mask = with_sinks(k, v, mask, each.expand(batch, -1, -1, -1))
     out = scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scaling)
     return out.reshape(batch, heads, nodes, v.shape[-1])
+
+
+def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and mask with one more column: a key and a value of zeros, whose score is the sink alone.
+
+    k, v: (B, H, S, D). mask: additive, (B, 1 or Hq, N, S); None: all is seen. sinks: (B, Hq, N, 1).
+    """
+    sinks = sinks.to(k.dtype)
+    seen = sinks.new_zeros(*sinks.shape[:3], k.shape[2]) if mask is None else mask.expand(*sinks.shape[:3], -1)
+    keys, values = (torch.cat([states, torch.zeros_like(states[:, :, :1])], 2) for states in (k, v))
+    return keys, values, torch.cat([seen, sinks], 3)
 
 
 def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:

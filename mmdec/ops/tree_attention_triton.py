@@ -200,8 +200,7 @@ def tree_attention_triton(
     """Attention output (B, Hq, N, E) for q (B, Hq, N, D), k (B, Hkv, S + N, D), v (B, Hkv, S + N, E), with any strides.
 
     tree: its N is at most `NODES`. scaling: factor on scores.
-    window: positions that a node sees, its own included; None: all. Targets pass None, because they refuse models with
-        sliding windows (whose caches drop columns, so that drafts could not be rolled back).
+    window: positions that a node sees, its own included; None: all.
     splits: number of splits of the prefix; None: enough to fill the GPU.
     """
     batch, heads, nodes, width = q.shape

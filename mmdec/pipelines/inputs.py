@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -17,8 +18,17 @@ from mmdec.checks.files import printable
 from mmdec.pipelines.call import Batch
 from mmdec.types import InputError
 
-Audio = str | os.PathLike[str] | BinaryIO | np.ndarray | Tensor
-AudioList = list[Audio] | tuple[Audio, ...] | list[str] | list[Path] | list[np.ndarray] | list[Tensor]
+Audio = str | os.PathLike[str] | BinaryIO | bytes | np.ndarray | Tensor | Mapping[str, Any]
+AudioList = (
+    list[Audio]
+    | tuple[Audio, ...]
+    | list[str]
+    | list[Path]
+    | list[bytes]
+    | list[np.ndarray]
+    | list[Tensor]
+    | list[dict[str, Any]]
+)
 MIN_SECONDS = 0.1
 SILENCE = 5e-4  # of full scale: -66 dB
 MAX_CHANNELS = 8
@@ -31,7 +41,7 @@ def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch
     arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
     if sample_rate is not None and items and not arrays:
         raise InputError(
-            f"`sample_rate` must be left out for files, whose headers name it, but is {show(sample_rate)}. Leave it "
+            f"`sample_rate` must be left out for files and dicts, which name it, but is {show(sample_rate)}. Leave it "
             "out."
         )
     return Batch(items, single)
@@ -73,12 +83,33 @@ def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tenso
     """Convert any accepted form to 16 kHz mono (T,)."""
     if isinstance(audio, (np.ndarray, Tensor)):
         return from_array(audio, sample_rate)
+    if isinstance(audio, Mapping):
+        return _from_dict(audio, max_seconds)
+    if isinstance(audio, (bytes, bytearray)):
+        return sound.load_audio(io.BytesIO(audio), max_seconds=max_seconds)
     if isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
-        return sound.load_audio(audio, max_seconds=max_seconds)
+        return sound.load_audio(cast(Any, audio), max_seconds=max_seconds)
     raise InputError(
-        f"`audio` must be a path, a file object, an array or a list of these, but is {show(audio)}. "
-        "Convert it with numpy.asarray."
+        "`audio` must be a path, a file object, a file's bytes, an array, a dict with array and sampling_rate, or a "
+        f"list of these, but is {show(audio)}. Convert it with numpy.asarray."
     )
+
+
+def _from_dict(audio: Mapping[str, Any], max_seconds: float) -> Tensor:
+    """Read the form of the package datasets: {"array", "sampling_rate"}, or undecoded {"bytes", "path"}."""
+    if audio.get("array") is not None:
+        array, rate = audio["array"], audio.get("sampling_rate")
+        if rate is None:
+            raise InputError("`audio` must hold `sampling_rate` beside `array`, but does not. Add it, in Hz.")
+        array = array if isinstance(array, (np.ndarray, Tensor)) else np.asarray(array)
+        return from_array(array, rate)
+    source = audio.get("bytes") or audio.get("path")
+    if not isinstance(source, (bytes, str, os.PathLike)):
+        listed = ", ".join(show(name) for name in list(audio)[:9]) or "nothing"
+        raise InputError(
+            f"`audio` must hold `array` and `sampling_rate`, `bytes` or `path`, but is a dict of {listed}. Rename them."
+        )
+    return _samples(source, None, max_seconds)
 
 
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
@@ -87,7 +118,7 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         raise InputError(
             "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
         )
-    rate = _rate(sample_rate)
+    rate = whole_rate(sample_rate)
     sound.check_rate(rate)
     array = _as_numpy(audio) if isinstance(audio, Tensor) else audio
     data = _mono(array)  # (T,) float64 or float32
@@ -99,6 +130,12 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
         sound.check_peak(max(float(array.max()), -float(array.min())))
         samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
+
+
+def samples_of(audio: np.ndarray | Tensor) -> np.ndarray:
+    """Samples of any usual dtype and layout to mono (T,), without a check of their values. Integers are scaled by
+    their type's range."""
+    return _mono(_as_numpy(audio) if isinstance(audio, Tensor) else audio)
 
 
 def _as_numpy(audio: Tensor) -> np.ndarray:
@@ -113,7 +150,7 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
         ) from error
 
 
-def _rate(sample_rate: object) -> int:
+def whole_rate(sample_rate: object) -> int:
     """The sample rate as a whole number of Hz; 16000.0 and NumPy's numbers are accepted."""
     number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
     if type(number) is float and number.is_integer():

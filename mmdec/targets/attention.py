@@ -8,6 +8,7 @@ second registry for masks: an implementation without an entry there gets no mask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from mmdec.ops.tree_attention import TreeMask, tree_attention
+from mmdec.ops.tree_attention import TreeMask, tree_attention, with_sinks
 
 TREE_ATTENTION = "mmdec_tree"
 
@@ -36,33 +37,39 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    tree: TreeMask | None = None,
+    trees: Sequence[TreeMask] = (),
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention: query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D).
 
-    tree: the draft's mask, in a pass over a draft. options: the other arguments that transformers passes to attention;
-        only dropout and is_causal have an effect.
+    trees: the masks of a pass over a draft, one for each kind of layer.
+    options: the other arguments that transformers passes to attention; only dropout, is_causal and s_aux (Hq,), the
+        heads' sinks, have an effect.
     """
-    dropout, is_causal = options.get("dropout", 0.0), options.get("is_causal")
+    dropout, is_causal, sinks = options.get("dropout", 0.0), options.get("is_causal"), options.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     queries = query.shape[2]
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if tree is not None and attention_mask is tree.additive:  # cross-attention of the same pass has another mask
-        out = tree_attention(query, key, value, tree, scale)
-    elif attention_mask is None and (queries == 1 or not causal) and not dropout:
-        out = tree_attention(query, key, value, None, scale)
-    else:
-        out = scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            dropout_p=dropout,
-            scale=scale,
-            is_causal=attention_mask is None and causal and queries > 1,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
+    # cross-attention of the same pass has another mask
+    tree = next((tree for tree in trees if tree.additive is attention_mask), None)
+    if tree is not None or (attention_mask is None and not causal and not dropout):
+        return tree_attention(query, key, value, tree, scale, sinks).transpose(1, 2).contiguous(), None
+    if sinks is not None:
+        if attention_mask is None and causal:
+            attention_mask = query.new_full((queries, key.shape[2]), torch.finfo(query.dtype).min)
+            attention_mask = attention_mask.triu_(1 + key.shape[2] - queries)[None, None]
+        each = sinks.view(1, -1, 1, 1).expand(len(query), -1, queries, 1)
+        key, value, attention_mask = with_sinks(key, value, attention_mask, each)
+    out = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scale,
+        is_causal=attention_mask is None and causal,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
     return out.transpose(1, 2).contiguous(), None
 
 

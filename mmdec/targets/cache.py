@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from mmdec.decode.tree import depths
 from mmdec.ops.kv_gather import kv_gather
@@ -43,6 +43,7 @@ class GrowingLayer(DynamicLayer):
         self.store = store
         self.all_keys = self.all_values = torch.empty(0)
         self.shown: Tensor | None = None
+        self.first = 0  # the first column that a pass gets to see
         self.is_initialized = True
 
     def hold(self, states: Tensor, is_keys: bool) -> None:
@@ -68,7 +69,7 @@ class GrowingLayer(DynamicLayer):
         self.all_values[:, :, start:end] = value_states
         self.hold(self.all_keys[:, :, :end], True)
         self.hold(self.all_values[:, :, :end], False)
-        return cast(Tensor, self.keys), cast(Tensor, self.values)
+        return self.all_keys[:, :, self.first : end], self.all_values[:, :, self.first : end]
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,12 @@ class KVPool:
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
-        layers: list[GrowingLayer] = []
+        layers: list[Any] = []
         held: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
-        for index, old in enumerate(cast(list[DynamicLayer], given.layers)):
+        for index, old in enumerate(cast(list[Any], given.layers)):
+            if isinstance(old, DummyLayer):  # it reads another layer's keys and values
+                layers.append(old)
+                continue
             layers.append(GrowingLayer(self))
             layers[-1].dtype, layers[-1].device = old.dtype, old.device
             for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
@@ -123,7 +127,9 @@ class KVPool:
             for (shape, dtype, device), members in held.items()
         ]
         # layers refer to pools, not the other way round, so that memory is freed with the last reference to the cache
-        self._layers = [weakref.ref(layer) for layer in layers]
+        self._layers = {
+            index: weakref.ref(layer) for index, layer in enumerate(layers) if isinstance(layer, GrowingLayer)
+        }
         rows = next(iter(held))[0][0]
         self._pools = self._allocate(rows, self.length + ROOM)
         for pool, members in zip(self._pools, held.values(), strict=True):
@@ -148,10 +154,17 @@ class KVPool:
                 pool[:, :, :, : before.shape[3]] = before
             self._hand_out()
 
+    def show(self, firsts: Sequence[int]) -> None:
+        """Show the next pass only the columns from `firsts[i]` on in layer i; `crop` ends it."""
+        for index, layer in self._living():
+            layer.first = firsts[index]
+
     def crop(self, length: int) -> None:
         """Drop the columns from `length` on."""
         self.length = length
         layers = dict(self._living())
+        for layer in layers.values():
+            layer.first = 0
         for kind, pool in zip(self._kinds, self._pools, strict=True):
             for states, (index, is_keys) in zip(pool[:, :, :, :length].unbind(0), kind.members, strict=True):
                 if index in layers:
@@ -192,7 +205,7 @@ class KVPool:
 
     def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
         """The layers that are still referenced, with their indices."""
-        for index, reference in enumerate(self._layers):
+        for index, reference in self._layers.items():
             if (layer := reference()) is not None:
                 yield index, layer
 
@@ -212,28 +225,21 @@ def empty_cache() -> DynamicCache:
     return cache
 
 
-def shallow_copy(cache: DynamicCache) -> DynamicCache:
-    """A second cache that shares the tensors: the next pass extends only the copy."""
-    other = empty_cache()
-    for layer in cast(list[DynamicLayer], cache.layers):
-        filled = layer.get_seq_length() > 0
-        other.layers.append(
-            stock_layer(cast(Tensor, layer.keys), cast(Tensor, layer.values)) if filled else DynamicLayer()
-        )
-    return other
-
-
 def check_cache(cache: Cache) -> None:
-    """Raise InputError unless drafts can be rolled back: all layers must keep every column, on the device."""
+    """Raise InputError unless drafts can be rolled back: all layers must keep columns or states, on the device."""
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kinds = {type(layer) for layer in inner.layers}
     if inner.layer_class_to_replicate is not None:
         kinds.add(inner.layer_class_to_replicate)
-    foreign = sorted(kind.__name__ for kind in kinds - {DynamicLayer, GrowingLayer})
+    foreign = sorted(
+        kind.__name__
+        for kind in kinds - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer, GrowingLayer}
+        if not issubclass(kind, LinearAttentionLayer) or issubclass(kind, DynamicSlidingWindowLayer)
+    )
     what = type(inner).__name__ + (f" of {', '.join(foreign)}" if foreign else " that is offloaded")
     if foreign or inner.offloading or not isinstance(inner, DynamicCache):
         raise InputError(
-            f"`past_key_values` must be a DynamicCache of full attention layers, but is {what}: drafts cannot be taken "
+            f"`past_key_values` must be a DynamicCache of attention layers, but is {what}: drafts cannot be taken "
             "back from it. Leave `past_key_values` and `cache_implementation` out."
         )
 
@@ -265,12 +271,12 @@ class RowLayout:
         return max(self.ends)
 
     def see(
-        self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
+        self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype, plain: bool = True
     ) -> tuple[TreeMask | None, list[list[int]]]:
-        """The mask of a draft's nodes (None if they see every column) and their positions."""
+        """The mask of a draft's nodes (None if they see every column and it is `plain`) and their positions."""
         width = self.width
         ragged = min(self.ends) < width or any(self.starts)
-        if len(parents[0]) == 1 and not ragged:
+        if len(parents[0]) == 1 and not ragged and plain:
             return None, self.positions(parents)
         bounds = torch.tensor([self.starts, self.ends], device=device)
         mask = tree_mask(bounds[0], bounds[1], ancestors_of(parents).to(device), width, dtype, ragged=ragged)

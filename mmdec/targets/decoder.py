@@ -8,27 +8,32 @@ cache of a chat, because its next turn has only new text and cannot recompute th
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path, shallow_copy
-from mmdec.targets.families import ARGUMENTS
+from mmdec.targets.cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
+from mmdec.targets.families import ARGUMENTS, STATE_CACHE, has_states
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget, check_layers, model_name
+from mmdec.targets.scans import DraftReader
+from mmdec.targets.states import StateStore, attention_layers
+from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
+Mask = Tensor | dict[str, Tensor | None] | None  # what a model takes: one mask, or one for each type of its layers
 READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that are used
 ATTRIBUTE = "mmdec_rope"  # the attribute of a cache that stores the offsets; copies of the cache have it, too
 
@@ -60,16 +65,14 @@ class TextPrompt:
             raise InputError("`past_key_values` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
         if cache is not None:
             check_cache(cache)
-        past = 0 if cache is None else cache.get_seq_length()
+        past = 0 if cache is None else cached_columns(cache)
         given_mask = inputs.get("attention_mask")
         if past and given_mask is None:
             raise InputError(
                 f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
                 "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
             )
-        cache_rows = (
-            len(cast(Tensor, cast(DynamicLayer, cache.layers[0]).keys)) if cache is not None and past else len(ids)
-        )
+        cache_rows = len(attention_layers(cache)[0].keys) if cache is not None and past else len(ids)
         if cache_rows != len(ids):
             raise InputError(
                 f"`past_key_values` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
@@ -105,22 +108,67 @@ class TextPrompt:
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
         """The run's cache: the given one if the batch has one row without holes, else a copy that leaves it
-        unchanged."""
-        layers = [] if self.cache is None else cast(list[DynamicLayer], self.cache.layers)
-        lengths = {layer.get_seq_length() for layer in layers}
-        if self.past and (len(lengths) > 1 or len(layers) != len(DynamicCache(config=config).layers)):
-            raise InputError(
-                f"`past_key_values` must be this model's own, but holds {len(layers)} layers of "
-                f"{sorted(lengths)} columns. Begin with an empty cache."
+        unchanged. All of its layers keep every column."""
+        cache = self.cache
+        if cache is not None and (cache.layers or has_states(config)):
+            kinds = [
+                [isinstance(layer, LinearAttentionLayer) for layer in held.layers]
+                for held in (cache, DynamicCache(config=config))
+            ]
+            if kinds[0] != kinds[1] and any(kinds[0] + kinds[1]):
+                raise InputError(
+                    "`past_key_values` must have states in the layers in which the model has them, but has not. Make "
+                    "it with `DynamicCache(config=model.config)`."
+                )
+        if cache is not None and self.past:
+            own = cast(list[Any], DynamicCache(config=config).layers)
+            lengths = {layer.get_seq_length() for layer in attention_layers(cache)}
+            sizes = [getattr(layer, "sliding_window", None) for layer in own]
+            alike = len(cache.layers) == len(own) and all(
+                getattr(layer, "sliding_window", size) == size for layer, size in zip(cache.layers, sizes, strict=True)
             )
+            if len(lengths) > 1 or not alike:
+                raise InputError(
+                    f"`past_key_values` must be this model's own, but holds {len(cache.layers)} layers of "
+                    f"{sorted(lengths)} columns. Begin with an empty cache."
+                )
         shared = len(self.ids) > 1 or self.holes
-        if self.cache is None or (shared and not self.past):
-            return DynamicCache(config=config)
-        return shallow_copy(self.cache) if shared else self.cache
+        # the columns of a cache without attention cannot be counted: `extend` fills it
+        if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
+            return full_cache(config)
+        layers = [widened(layer) for layer in cache.layers]
+        if not shared:
+            cache.layers[:] = layers
+            return cache
+        copied = empty_cache()  # it shares the tensors: the next pass extends only the copy
+        copied.layers += [
+            stock_layer(layer.keys, layer.values)
+            if type(layer) in (DynamicLayer, GrowingLayer)
+            else copy.deepcopy(layer)
+            for layer in layers
+        ]
+        return copied
 
     def rows(self) -> RowLayout:
         """The layout of the rows once padding inside them is removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
+
+
+def cached_columns(cache: DynamicCache) -> int:
+    """The number of columns in a cache.
+
+    Raises: InputError if it has states without keys, which do not tell how many columns they come from.
+    """
+    if attention_layers(cache) or not cache.layers:
+        return cache.get_seq_length()
+    if any(
+        isinstance(layer, LinearAttentionLayer) and any(layer.has_previous_state.values()) for layer in cache.layers
+    ):
+        raise InputError(
+            "`cache_params` must be empty, but holds states, which do not tell how many tokens they come from. Leave "
+            "it out, and pass the whole text."
+        )
+    return 0
 
 
 @dataclass(frozen=True)
@@ -141,11 +189,13 @@ class DecoderSession:
     """The state of one run: its cache and its rows."""
 
     cache: Cache
-    store: KVPool
+    store: KVPool | StateStore
     rows: RowLayout
     layers: tuple[int, ...]
     offsets: Tensor | None = None  # (3, B): position on each axis minus the place in the text; None: one axis
     fast: FastRun | None = None  # the fast pass, if used
+    gaps: Gaps | None = None  # padding between a row's tokens, which a window counts
+    reader: DraftReader | None = None  # the model's copy that reads drafts, if it has states
 
 
 @dataclass(frozen=True)
@@ -181,6 +231,8 @@ class DecoderTarget(HfTarget, ABC):
         turned = getattr(config, "rope_parameters", None) is not None
         self.positions = None if turned else getattr(config, "max_position_embeddings", None)
         self.columns = config.model_type == "gpt_neo"
+        self.windows = Windows.of(config)
+        self.chains = has_states(config)
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -194,15 +246,15 @@ class DecoderTarget(HfTarget, ABC):
     def _run(
         self,
         ids: Tensor,
-        mask: Tensor | None,
+        mask: Mask,
         positions: Tensor,
         cache: Any,
         layers: tuple[int, ...],
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model over ids (B, N) at positions (1 or 3, B, N). layers: whose features are returned. last: whether
-        to compute the logits of the last column only."""
+        """Run the model over ids (B, N) at positions (1 or 3, B, N). cache: None: the pass keeps nothing. layers: whose
+        features are returned. last: whether to compute the logits of the last column only."""
 
     @property
     def name(self) -> str:
@@ -235,16 +287,43 @@ class DecoderTarget(HfTarget, ABC):
             raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")
         prompt = self._read(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
-        scores = self._run(text.fresh, text.mask_given, prompt.positions, cache, needs.layers, prompt.extra, last=True)
-        fast = fast_pass(self.model).begin(cache)
-        session = DecoderSession(cache, KVPool(cache, fast), text.rows(), needs.layers, prompt.offsets, fast)
+        reader = DraftReader(self.model) if self.chains else None
+        if reader is not None and text.past and text.holes:
+            raise InputError(
+                "`attention_mask` must be 1 after a row's first token with `past_key_values` of a model with recurrent "
+                "layers, but is 0 at some: states cannot forget what they have read. Pass the whole text without them."
+            )
+        own = self if reader is None else self._with(reader.continued(cache))
+        scores = own._run(text.fresh, text.mask_given, prompt.positions, cache, needs.layers, prompt.extra, last=True)
+        gaps = Gaps.of(text.mask) if text.holes and self.windows is not None else None
+        fast = fast_pass(self.model).begin(cache) if gaps is None and not self.chains else None
+        store = KVPool(cache, fast) if reader is None else StateStore(cache, len(text.ids), reader.steps)
+        session = DecoderSession(cache, store, text.rows(), needs.layers, prompt.offsets, fast, gaps, reader)
         if text.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
         if text.cache is not None and prompt.offsets is not None:
             remember(text.cache, prompt.offsets, text.mask.shape[1])
+        context = self._context(prompt, scores, needs)
+        last = {layer: states[:, -1:] for layer, states in scores.features.items()}
+        return session, context, single(text.ids[:, -1]), Scores(scores.logits, last)
+
+    @torch.no_grad()
+    def read(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
+        """Run whole texts once, without a cache, as training of drafters does. inputs, needs: as for `prefill`.
+
+        Returns: what `prefill` gives a drafter, so that a network is trained on what it will read.
+        """
+        check_layers(needs, self.layers)
+        prompt = self._read(inputs)
+        text = prompt.text
+        scores = self._run(text.fresh, text.mask_given, prompt.positions, None, needs.layers, prompt.extra, last=True)
+        return self._context(prompt, scores, needs)
+
+    def _context(self, prompt: Prompt, scores: Scores, needs: Needs) -> Context:
+        text = prompt.text
         following = text.positions[:, -1] + 1
-        context = Context(
+        return Context(
             tokens=text.ids,
             mask=text.mask[:, -text.ids.shape[1] :],
             positions=prompt.positions,
@@ -256,39 +335,73 @@ class DecoderTarget(HfTarget, ABC):
             images=prompt.images,
             room=None if self.positions is None else self.positions - 1 - text.positions[:, -1],
             columns=self.columns,
+            chains=self.chains,
             past=text.past,
             vision_seconds=prompt.vision_seconds,
             summaries=prompt.summaries,
         )
-        last = {layer: states[:, -1:] for layer, states in scores.features.items()}
-        return session, context, single(text.ids[:, -1]), Scores(scores.logits, last)
 
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
         """Run the model over the draft's tree. Its columns stay in the cache until `commit`."""
-        rows, device = session.rows, draft.tokens.device
-        run = partial(self._draft, session.layers)
+        if isinstance(session.store, StateStore):
+            return session.store.score(draft, session.rows, partial(self._chain, session))
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
-            return session.fast.score(draft, session.store, rows, session.layers, session.offsets, run)
-        tree, positions_in_text = rows.see(draft.parents.tolist(), device, self.model.dtype)
+            run = partial(self._draft, session.layers, {}, None)
+            return session.fast.score(draft, session.store, session.rows, session.layers, session.offsets, run)
+        return self._tree(session, draft)
+
+    def _chain(self, session: DecoderSession, draft: Draft) -> Scores:
+        reader = cast(DraftReader, session.reader)
+        reader.fit(draft.tokens.shape[1])
+        return self._with(reader.model)._tree(session, draft)
+
+    def _with(self, model: PreTrainedModel) -> Self:
+        """The same target with a copy of its model."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    def _tree(self, session: DecoderSession, draft: Draft) -> Scores:
+        rows, device, windows = session.rows, draft.tokens.device, self.windows
+        firsts = windows.firsts(rows) if windows is not None and session.gaps is None else {}
+        plain = session.gaps is None and not any(firsts.values())
+        tree, positions_in_text = rows.see(draft.parents.tolist(), device, self.model.dtype, plain)
+        if isinstance(session.store, StateStore) and session.store.pool is None:
+            tree = None  # nothing attends
         positions = torch.tensor(positions_in_text, device=device)[None]
         if session.offsets is not None:
             positions = positions + session.offsets[:, :, None]
-        scores = run(draft.tokens, tree, positions, session.cache)
+        if windows is not None:
+            session.store.show([firsts.get(window, 0) if window else 0 for window in windows.layers])
+        counted = None if session.gaps is None else session.gaps.places(rows.width)
+        scores = self._draft(session.layers, firsts, counted, draft.tokens, tree, positions, session.cache)
         rows.wait(draft.tokens.shape[1])
         return scores
 
     def _draft(
-        self, layers: tuple[int, ...], tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
+        self,
+        layers: tuple[int, ...],
+        firsts: Mapping[Window, int],
+        counted: tuple[Tensor, Tensor] | None,
+        tokens: Tensor,
+        tree: TreeMask | None,
+        positions: Tensor,
+        cache: Any,
     ) -> Scores:
-        seen = None if tree is None else tree.additive
-        extra = {"tree": tree} if self._config._attn_implementation == TREE_ATTENTION else {}
-        return self._run(tokens, seen, positions, cache, layers, extra, last=False)
+        mask, trees = (None, ()) if tree is None else (tree.additive, (tree,))
+        if tree is not None and self.windows is not None:
+            mask, trees = self.windows.masks(tree, firsts, counted)
+        extra = {"trees": trees} if self._config._attn_implementation == TREE_ATTENTION else {}
+        return self._run(tokens, mask, positions, cache, layers, extra, last=False)
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
         """Keep the accepted path's columns and drop the others. After the prompt's pass nothing changes."""
-        keep_path(session.rows, session.store, verdict.path)
+        if isinstance(session.store, StateStore):
+            session.store.accept(session.rows, verdict.path)
+        else:
+            keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
@@ -297,6 +410,8 @@ class DecoderTarget(HfTarget, ABC):
         session.store.select(live, session.rows.width)
         if session.offsets is not None:
             session.offsets = session.offsets[:, live]
+        if session.gaps is not None:
+            session.gaps = session.gaps.select(live)
 
     @torch.no_grad()
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
@@ -308,8 +423,11 @@ class DecoderTarget(HfTarget, ABC):
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         given = inputs.get("attention_mask")
         columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]
-        lacking = columns + new - 1 - cache.get_seq_length()
+        lacking = columns + new - 1 - cached_columns(cache)
         if lacking <= 0:
+            return
+        if self.chains and len(sequences) == 1 and cached_columns(cache):
+            self._finish(inputs, sequences, columns, lacking)
             return
         prompt = self._read(inputs)
         positions_in_text = prompt.text.positions[:, -1:] + torch.arange(1, new, device=sequences.device)
@@ -318,18 +436,34 @@ class DecoderTarget(HfTarget, ABC):
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
         positions = torch.cat([prompt.positions, more], 2)
-        self._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
+        own = self._with(DraftReader(self.model).continued(cache)) if self.chains else self
+        own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
+
+    def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
+        """Read the last `lacking` columns of a row whose run filled the cache up to them. columns: the prompt's."""
+        cache, mask, given = inputs["past_key_values"], inputs.get("attention_mask"), inputs.get("position_ids")
+        new = sequences.shape[1] - inputs["input_ids"].shape[1]
+        last = int(mask.sum()) if mask is not None else columns
+        last = last - 1 if given is None else int(given[0, -1])
+        positions = torch.arange(last + new - lacking, last + new, device=sequences.device)[None, None]
+        if mask is not None:
+            mask = None if bool(mask.all()) else torch.cat([mask, mask.new_ones(1, new - 1)], 1)
+        own = self._with(DraftReader(self.model).continued(cache))
+        own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), {}, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs, with the mask that `generate` drops if it is all ones.
 
         With a cache, the mask's length shows whether ids (B, P) are the whole text or its new part.
         """
+        if STATE_CACHE in inputs:  # the name for models without attention
+            inputs = {**inputs, "past_key_values": inputs[STATE_CACHE]}
+            del inputs[STATE_CACHE]
         cache = inputs.get("past_key_values")
         if cache is None or inputs.get("attention_mask") is not None:
             return inputs
         check_cache(cache)
-        if not cache.get_seq_length():
+        if not cached_columns(cache):
             return inputs
         # `generate` records the length; older releases compute positions from the mask instead
         length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]

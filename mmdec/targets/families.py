@@ -27,14 +27,24 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 from transformers.utils import logging
 
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.types import Draft, InputError, Needs, Target, Verdict
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
+KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # kinds of layers that keep every column
+STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # and those that have states
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
+STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention
 CAUSAL = """
     AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Camembert CodeGen Cohere Data2VecText DeepseekV2
     DeepseekV3 DiffLlama Dots1 Electra Ernie Ernie4_5 Ernie4_5_Moe Exaone4 Falcon FlexOlmo GPTBigCode GPTJ GPTNeo
@@ -43,15 +53,22 @@ CAUSAL = """
     Mistral Mixtral NanoChat Nemotron OPT Olmo Olmo2 Olmoe Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe
     RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
 """
+# with recurrent or convolutional states: tests/exactness/test_recurrent.py
+RECURRENT = """
+    BailingHybrid Bamba FalconH1 FalconMamba GraniteMoeHybrid Jamba KimiLinear Lfm2 Lfm2Moe Lfm3 Mamba Mamba2 NemotronH
+    OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Zamba2 Zaya
+"""
 OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
 SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # whose images are supported
-FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in CAUSAL.split()), *OTHERS])
+FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in (CAUSAL + RECURRENT).split()), *OTHERS])
 _probing = Lock()
 LAYERS = 2
 WINDOW = 8
 VOCABULARY = 48
 WINDOWS = re.compile(r"window|sliding|chunk|local|block_size|blocks$|index_topk")
-NO_WINDOWS = re.compile(r"chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta")
+NO_WINDOWS = re.compile(
+    r"^chunk_size$|chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta|mem_blocks"
+)
 HEADS = 4
 SIZES: dict[str, int] = {  # maximum of each size in a probe's configuration; 0 and None are not changed
     "hidden_size": 32,
@@ -123,6 +140,9 @@ MOST = 3_000_000  # maximum parameters of two small layers
 SPREAD = 0.3  # standard deviation of random weights, large enough for non-uniform attention
 PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree, the same in all rows
 LEAVES = ((3, 4, 5), (2, 4))  # leaves of each tree; the path to the last one is accepted
+# the same for models whose drafts are chains
+CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
+CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
 Scorer = Callable[[Any], Target]
 LENGTHS = ((13,), (12, 5, 9))  # lengths of the prompts in each batch, in tokens
 
@@ -139,17 +159,21 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
         raise InputError(
             f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {known_families()}"
         )
-    check_decoder(kind, model.config)
+    check_decoder(kind, model.config, states=True)
     check_proof(type(model), model.config, scorer)
 
 
-def check_decoder(kind: str, config: PreTrainedConfig) -> None:
-    """Raise InputError if drafts cannot be scored or rolled back under this configuration. kind: the model's class."""
-    foreign = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
+def check_decoder(kind: str, config: PreTrainedConfig, states: bool = False) -> None:
+    """Raise InputError if drafts cannot be scored or rolled back under this configuration.
+
+    kind: the model's class. states: whether its layers may have recurrent or convolutional states.
+    """
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    foreign = sorted(layer.__name__ for layer in kinds - KEPT - (STATES if states else frozenset()))
     if foreign:
         raise InputError(
-            f"`model` must attend to all earlier tokens in every layer, but {kind} keeps {', '.join(foreign)}: drafts "
-            "cannot be taken back. Choose a model without sliding windows or recurrent layers."
+            f"`model` must have layers whose drafts can be taken back, but {kind} keeps {', '.join(foreign)}. Choose "
+            "another model."
         )
     # GPT-Neo's local attention counts columns and keeps no window in its cache
     if "local" in (getattr(config, "attention_layers", None) or ()):
@@ -189,13 +213,22 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
     config = model.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
-    return not lacking_arguments(model.forward) and model.can_generate() and not model._is_stateful
+    return not lacking_arguments(model.forward) and model.can_generate()
 
 
 def lacking_arguments(forward: Callable[..., Any]) -> list[str]:
     """Arguments of a draft's pass that `forward` does not name."""
     arguments = inspect.signature(forward).parameters
-    return [name for name in ARGUMENTS if name not in arguments]
+    # a model of recurrent layers alone knows no positions, and names its cache otherwise
+    needed = ("input_ids", "attention_mask", STATE_CACHE, "logits_to_keep") if STATE_CACHE in arguments else ARGUMENTS
+    return [name for name in needed if name not in arguments]
+
+
+def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
+    """The arguments of a pass for a cache and positions (B, N), by the names of the model's `forward`."""
+    if STATE_CACHE in inspect.signature(model.forward).parameters:
+        return {STATE_CACHE: cache}
+    return {"past_key_values": cache, "position_ids": positions}
 
 
 def check_forward(model: PreTrainedModel) -> None:
@@ -232,6 +265,11 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
         named, works = kind.__name__, known_families()
+        if has_states(config):
+            raise InputError(
+                f"`model` must score several tokens in a pass as it scores them one by one, but {named} {fault}: its "
+                f"states would come from other tokens. {works}"
+            )
         if reads_pictures(kind):
             named, works = f"{named} reads pictures in its own way, and", f"Of models that do, {SEEING} work."
         raise InputError(
@@ -273,6 +311,12 @@ def _numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given:
     sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
     numbers = [name for name, value in given.items() if type(value) is int and value > WINDOW]
     return [name for name in numbers if name not in sizes and not name.endswith("_token_id")]
+
+
+def has_states(config: PreTrainedConfig) -> bool:
+    """Whether the cache of a model with this configuration has recurrent or convolutional states: then drafts are
+    chains."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
 def known_families() -> str:
@@ -382,7 +426,8 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
     session, _, _, scores = target.prefill(inputs, Needs())
     worst = _apart(scores.logits[:, -1], plain.logits)
     text = ids
-    for parents, leaves in zip(PARENTS, LEAVES, strict=True):
+    drafts = (CHAIN_PARENTS, CHAIN_LEAVES) if has_states(model.config) else (PARENTS, LEAVES)
+    for parents, leaves in zip(*drafts, strict=True):
         tokens = draw(len(parents))
         draft = Draft(tokens, torch.tensor([parents] * len(lengths)), torch.full((len(lengths),), len(parents)))
         logits = target.score(session, draft).logits
@@ -395,6 +440,8 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
         plain, text = branch, torch.cat([text, tokens[:, path]], 1)
         ones = torch.ones(len(lengths), dtype=torch.long)
         target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
+    if has_states(model.config):  # a scan of the whole text may differ from single steps, which decoding takes
+        return worst
     # a model that sees later tokens scores its own text differently when it reads the whole text
     full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
     return max(worst, _apart(full.logits, plain.logits))
@@ -422,12 +469,13 @@ class _Plain:
         return other
 
     def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
-        unmasked = bool(self.mask.all())  # `generate` drops such a mask
+        arguments = cache_arguments(self.model, self.cache, positions)
+        # `generate` drops such a mask, and that of a model without attention after its prompt
+        unmasked = bool(self.mask.all()) or (STATE_CACHE in arguments and ids.shape[1] < self.mask.shape[1])
         return self.model(
             input_ids=ids,
             attention_mask=None if unmasked else self.mask,
-            position_ids=positions,
-            past_key_values=self.cache,
+            **arguments,
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]

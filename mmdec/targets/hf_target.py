@@ -36,6 +36,7 @@ class HfTarget(Target, Protocol):
     # logits processors that read the whole batch without changing scores
     batch_processors: ClassVar[tuple[type, ...]] = ()
     columns: bool = False  # attention depends on column numbers, so each node of a draft needs a position of its own
+    chains: bool = False  # a draft must be a chain: the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
 
     def encode(self, sound: Tensor) -> Tensor | None:

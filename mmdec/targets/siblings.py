@@ -27,6 +27,8 @@ NOISE = 32  # in half precision, the maximum error is so many rounding steps ins
 PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
 PATH = (0, 1, 3, 6)  # nodes from the root down
+CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # the same for a target of chains
+CHAIN_PATH = (0, 1, 2, 3)
 ROWS = 8  # with one row, a tiny quantised model may show no difference; with 8 rows, at least 5 of 32 scores differed
 PROMPT = 4  # tokens of each row's prompt
 FRAMES = 5  # length of an encoder's input
@@ -100,10 +102,11 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
         inputs["encoder_outputs"] = (states.to(device, model.dtype),)
     tokens = drawn[:, PROMPT:]
     session, *_ = target.prefill(inputs, Needs())
-    tree = target.score(session, _draft(tokens, PARENTS)).logits
+    parents, path = (CHAIN, CHAIN_PATH) if target.chains else (PARENTS, PATH)
+    tree = target.score(session, _draft(tokens, parents)).logits
     session, *_ = target.prefill(inputs, Needs())
     found, ones = list[Tensor](), torch.ones(ROWS, dtype=torch.long, device=device)
-    for node in PATH:
+    for node in path:
         alone = target.score(session, _draft(tokens[:, node : node + 1], PARENTS[:1])).logits[:, 0].float()
         differences = (alone - tree[:, node].float()).abs().amax(1) / alone.abs().amax(1)
         found.append(differences.max())

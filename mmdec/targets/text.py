@@ -9,8 +9,8 @@ from typing import Any, final
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmdec.targets.decoder import DecoderTarget, Prompt, TextPrompt
-from mmdec.targets.families import SEEING, check_model, is_decoder_only
+from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
+from mmdec.targets.families import SEEING, cache_arguments, check_model, is_decoder_only
 from mmdec.targets.hf_target import recording
 from mmdec.types import InputError, Scores
 
@@ -53,7 +53,7 @@ class TextTarget(DecoderTarget):
     def _run(
         self,
         ids: Tensor,
-        mask: Tensor | None,
+        mask: Mask,
         positions: Tensor,
         cache: Any,
         layers: tuple[int, ...],
@@ -64,9 +64,8 @@ class TextTarget(DecoderTarget):
             out = self.model(
                 input_ids=ids,
                 attention_mask=mask,
-                position_ids=positions[0],
-                past_key_values=cache,
-                use_cache=True,
+                **cache_arguments(self.model, cache, positions[0]),
+                use_cache=cache is not None,
                 output_hidden_states=-1 in layers,
                 **({"logits_to_keep": 1} if last else {}),
                 **extra,

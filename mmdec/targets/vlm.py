@@ -26,7 +26,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mmdec.decode.watch import Watch
-from mmdec.targets.decoder import ATTRIBUTE, DecoderTarget, Prompt, RopeOffsets, TextPrompt
+from mmdec.targets.decoder import ATTRIBUTE, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
 from mmdec.targets.hf_target import recording
 from mmdec.targets.text import text_scorer
@@ -397,7 +397,7 @@ class VlmTarget(DecoderTarget):
     def _run(
         self,
         ids: Tensor,
-        mask: Tensor | None,
+        mask: Mask,
         positions: Tensor,
         cache: Any,
         layers: tuple[int, ...],
@@ -410,7 +410,7 @@ class VlmTarget(DecoderTarget):
                 attention_mask=mask,
                 position_ids=positions if self._axes else positions[0],
                 past_key_values=cache,
-                use_cache=True,
+                use_cache=cache is not None,
                 **extra,
             )
         states = out.last_hidden_state

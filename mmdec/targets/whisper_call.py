@@ -16,6 +16,7 @@ from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.decode.watch import Stopwatch
+from mmdec.targets.whisper_context import FRAMES, can_shorten, context_frames, encode
 
 SOUND = "sound"  # attribute of an encoder's output: the features that it read
 N = TypeVar("N", bound=nn.Module)
@@ -56,8 +57,11 @@ def shallow(module: N) -> N:
 
 
 def encoding_once(
-    model: WhisperForConditionalGeneration, on_pass: Callable[[Tensor, float], None], own_config: bool = True
-) -> WhisperForConditionalGeneration:
+    model: WhisperForConditionalGeneration,
+    on_pass: Callable[[Tensor, float], None],
+    own_config: bool = True,
+    margin: float | None = None,
+) -> tuple[WhisperForConditionalGeneration, RememberingEncoder]:
     """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
 
     `generate` encodes a window for its text, and once more to detect the language, to tell silence, and at each
@@ -66,33 +70,39 @@ def encoding_once(
 
     on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
     own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
+    margin: seconds after the sound that the encoder reads, of a single window; None: all of it, as the stock model.
+    Returns: the model, and its encoder's forward.
     """
     outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
     for name in HOOK_TABLES:
         vars(encoder)[name] = OrderedDict()  # the encoder itself is called, with its hooks
-    vars(encoder)["forward"] = _Remembering(model.model.encoder, on_pass)
+    remembering = RememberingEncoder(model.model.encoder, on_pass, margin)
+    vars(encoder)["forward"] = remembering
     inner._modules["encoder"] = encoder
     outer._modules["model"] = inner
     if own_config:
         inner.config = copy.copy(model.config)
-    return outer
+    return outer, remembering
 
 
 @final
-class _Remembering:
+class RememberingEncoder:
     """Runs an encoder, or gives the states of the last windows again, row by row."""
 
-    def __init__(self, encoder: nn.Module, on_pass: Callable[[Tensor, float], None]) -> None:
+    def __init__(self, encoder: nn.Module, on_pass: Callable[[Tensor, float], None], margin: float | None) -> None:
+        """margin: see `encoding_once`."""
         self._encoder, self._on_pass = encoder, on_pass
+        self._margin = margin if can_shorten(encoder) else None
         self._last: Tensor | None = None  # features (B, mels, T)
         self._states = torch.empty(0)  # (B, S, H)
+        self.sound = torch.empty(0)  # (b, mels, T) the rows of the last call
 
     def __call__(self, input_features: Tensor, attention_mask: Any = None, **options: Any) -> BaseModelOutput:
-        rows = self._rows(input_features)
+        rows, self.sound = self._rows(input_features), input_features
         if rows is None:
             stopwatch = Stopwatch(input_features.device)
             options |= {"output_attentions": False, "return_dict": True}
-            encoded = self._encoder(input_features, attention_mask=attention_mask, **options)
+            encoded = self._encoded(input_features, attention_mask, options)
             self._last, self._states = input_features, encoded.last_hidden_state
             self._on_pass(input_features, stopwatch.lap())
         else:
@@ -101,6 +111,30 @@ class _Remembering:
             encoded = BaseModelOutput(last_hidden_state=self._states if whole else self._states[rows])
         setattr(encoded, SOUND, input_features)
         return encoded
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of the last window that were read, if it was not read whole; else None."""
+        if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
+            return None
+        return 2 * self._states.shape[1] / FRAMES
+
+    def whole(self) -> BaseModelOutput:
+        """Read the last window whole, and give these states from now on."""
+        features, margin = self._last, self._margin
+        assert features is not None
+        self._last = self._margin = None
+        try:
+            return self(features)
+        finally:
+            self._margin = margin
+
+    def _encoded(self, features: Tensor, attention_mask: Any, options: dict[str, Any]) -> BaseModelOutput:
+        if self._margin is not None and len(features) == 1:
+            frames = context_frames(features, self._margin)
+            if frames < features.shape[-1]:
+                return BaseModelOutput(last_hidden_state=encode(self._encoder, features, frames))
+        return self._encoder(features, attention_mask=attention_mask, **options)
 
     def _rows(self, features: Tensor) -> list[int] | None:
         """The row of the last features that each row equals; None if one is new."""

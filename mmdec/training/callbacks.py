@@ -109,19 +109,23 @@ def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, 
 
 
 WIDTH = 24  # characters of the bar
+RECENT = 10  # steps over which estimates are averaged
+CHAIN = 4  # tokens of the chains whose tokens a round a module estimates while it trains
 EVERY = {True: 0.5, False: 10.0}  # seconds between two updates: on a terminal, elsewhere
 
 
 class StageBar(Callback):
     """A progress bar for a stage with a time limit: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
 
-    stage: its name. at: its end, in seconds since 1970. The bar shows time, because the number of steps is unknown.
+    stage: its name. at: its end, in seconds since 1970. The bar shows time, because the number of steps is unknown. If
+    a module estimates tokens a round while it trains ("train/round"), the estimate stands beside the loss.
     """
 
     def __init__(self, stage: str, at: float) -> None:
         self.stage, self.at = stage, at
         self.begun = self.shown = time.time()
         self.loss: float | None = None
+        self.rounds: float | None = None  # the mean of the last steps' estimates
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -135,6 +139,9 @@ class StageBar(Callback):
         if isinstance(outputs, Mapping) and outputs.get("loss") is not None:
             value = outputs["loss"]
         self.loss = self.loss if value is None else float(value)
+        if (found := trainer.callback_metrics.get("train/round")) is not None:
+            before = float(found) if self.rounds is None else self.rounds
+            self.rounds = before + (float(found) - before) / RECENT
         if time.time() - self.shown >= EVERY[sys.stdout.isatty()]:
             self._show(trainer.global_step)
 
@@ -144,7 +151,9 @@ class StageBar(Callback):
             return
         values = sorted((name, float(value)) for name, value in trainer.callback_metrics.items() if name[:4] == "dev/")
         self._end_line()
-        print(f"{self.stage}: step {trainer.global_step} on dev:", *(f"{n[4:]} {v:.3f}" for n, v in values), flush=True)
+        words: Mapping[str, str] = getattr(pl_module, "words", {})
+        parts = (f"{words.get(name[4:], name[4:])} {value:.3f}" for name, value in values)
+        print(f"{self.stage}: step {trainer.global_step} on dev:", ", ".join(parts), flush=True)
 
     @rank_zero_only
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,6 +166,7 @@ class StageBar(Callback):
         part = 1.0 if done else min(max((now - self.begun) / whole, 0.0), 1.0)
         filled = round(WIDTH * part)
         loss = "" if self.loss is None else f"  loss {self.loss:.3f}"
+        loss += "" if self.rounds is None else f": chains of {CHAIN} give about {self.rounds:.1f} tokens a round"
         left = max(round(self.at - now), 0)
         rest = "done" if done else f"{left // 60}:{left % 60:02d} left"
         line = f"{self.stage} [{'#' * filled}{'-' * (WIDTH - filled)}] {100 * part:3.0f} %  step {step}{loss}  {rest}"

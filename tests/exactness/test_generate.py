@@ -29,7 +29,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 GRID = {
     "target": ["llama", "qwen2"],
-    "drafter": ["lookup", "recycling", "small", "self", "wrong", "eagle3", "peagle"],
+    "drafter": ["lookup", "recycling", "small", "self", "wrong", "eagle3", "peagle", "dflash"],
     "nodes": [None, 0, 1, 5, 24],
     "batch": [1, 2, 5, 8],
     "processors": list(PROCESSORS),
@@ -49,6 +49,8 @@ def drafter(name: str, target: str) -> Any:
     if name in ("eagle3", "peagle"):
         masked = {"mask_token": 3, "num_hidden_layers": 2} if name == "peagle" else {}
         return tree_growing("eagle3", MODELS[target], draft_vocab_size=VOCABULARY - 9, **masked)
+    if name == "dflash":
+        return tree_growing("dflash", MODELS[target], block_size=6, mask_token=3, num_hidden_layers=2)
     return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
 
 

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch import seed_everything
 
 import mmdec
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.vlm_drafters.samples import Prompting, read_samples
+from mmdec.training.vlm_drafters.regenerate import draft_data, draft_module
+from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import logged_at_each_step
@@ -27,14 +29,16 @@ from tests.support.tiny_squares import write_squares, write_target
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "vlm_drafters"
-SYSTEMS = ("eagle", "msd", "specvlm", "vispec", "flash")
+SYSTEMS = ("eagle", "msd", "specvlm", "vispec", "flash", "eagle3")
 SMALL = {
     "eagle": {"intermediate_size": 16},
     "msd": {"intermediate_size": 16},
     "specvlm": {"intermediate_size": 16, "grid": [2, 2], "pool_ratio": 2, "prune_ratio": 2},
     "vispec": {"intermediate_size": 16},
     "flash": {"intermediate_size": 16, "slots": 3, "latents": 2},
+    "eagle3": {"intermediate_size": 16, "draft_vocab_size": 40},
 }
+LARGE = [*sorted(RECIPES.glob("mix665k/*.yaml")), *sorted(RECIPES.glob("ultrachat/*.yaml"))]
 pytestmark = [
     *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
@@ -98,7 +102,7 @@ def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
 def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
     """Tokens of some answers."""
     model, prompting = load_target(base, torch.float32), Prompting(base)
-    samples = read_samples(corpus, "dev", 4)[:3]
+    samples = read_samples(corpus, "dev", Questions())[:3]
     found = []
     for sample in samples:
         made = mmdec.generate(model.eval(), prompting(sample), drafter=drafter, max_new_tokens=16)
@@ -125,14 +129,26 @@ def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, co
     assert described(base, corpus, str(run / "drafter")) == first
 
 
+@pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
+def test_options_of_large_recipes_exist(path: Path) -> None:
+    """Their models are not at hand: only the options are read."""
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert f"fit --config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
+    module = draft_module(recipe["model"]["class_path"], **recipe["model"]["init_args"])
+    assert module.system == path.stem.partition("-")[0]
+    assert draft_data(recipe).base == recipe["data"]["init_args"]["base"]
+    assert recipe["trainer"]["default_root_dir"] == f"runs/vlm_drafters/{path.stem}"
+
+
+@pytest.mark.parametrize("system", ["msd", "eagle3"])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    base: Path, corpus: Path, workplace: Path, monkeypatch: Any
+    system: str, base: Path, corpus: Path, workplace: Path, monkeypatch: Any
 ) -> None:
     unbroken, broken = workplace / "unbroken", workplace / "broken"
     unbroken.mkdir()
     broken.mkdir()
     common = ("--trainer.max_epochs=4", "--data.init_args.ramp.epochs=4", "--model.init_args.noise=0.1")
-    killed = options("scenes/msd", base, corpus, *common, "--trainer.callbacks+=tests.support.killed.Killed")
+    killed = options(f"scenes/{system}", base, corpus, *common, "--trainer.callbacks+=tests.support.killed.Killed")
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed, "--trainer.callbacks.step=5"],
         cwd=broken,
@@ -143,15 +159,15 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     monkeypatch.chdir(unbroken)
-    main(options("scenes/msd", base, corpus, *common))
+    main(options(f"scenes/{system}", base, corpus, *common))
     monkeypatch.chdir(broken)
     torch.rand(11)
-    main(options("scenes/msd", base, corpus, *common, "--ckpt_path=last"))
-    wanted, found = (logged_at_each_step(place / "runs/vlm_drafters/msd/log") for place in (unbroken, broken))
+    main(options(f"scenes/{system}", base, corpus, *common, "--ckpt_path=last"))
+    wanted, found = (logged_at_each_step(place / f"runs/vlm_drafters/{system}/log") for place in (unbroken, broken))
     assert {step for step, name in wanted if name == "train/loss"} == set(range(8))
     assert found == wanted
     one, other = (
-        read_checkpoint(place / "runs/vlm_drafters/msd/checkpoints/last.ckpt") for place in (unbroken, broken)
+        read_checkpoint(place / f"runs/vlm_drafters/{system}/checkpoints/last.ckpt") for place in (unbroken, broken)
     )
     assert one["global_step"] == other["global_step"] == 8
     for name, value in one["state_dict"].items():

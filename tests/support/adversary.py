@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 import mmdec
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.families import VOCABULARY
+from mmdec.targets.families import VOCABULARY, has_states
 from tests.support.families import attention_of, model_of
 from tests.support.wild import Wild
 
@@ -64,6 +65,8 @@ def attack(rng: random.Random, family: str, report: Report) -> None:
         options = _options(rng, batch)
         wanted = _wanted(model, text, mask, options, batch)
         report.turns += turn > 0
+        if not _goes_on(model, mask):
+            cache = None
         held = cache
         for place in range(rng.choice((1, 3, 6))):
             if place and cache is not None:
@@ -91,6 +94,16 @@ def _prompt(rng: random.Random, batch: int) -> tuple[Tensor, Tensor]:
     if width > 4 and rng.random() < 0.1:
         mask[rng.randrange(batch), 2] = 0
     return ids.masked_fill(mask == 0, PAD), mask
+
+
+def _goes_on(model: Any, mask: Tensor) -> bool:
+    """Whether a chat may go on from its cache: states neither say how many columns they come from nor forget one."""
+    if not has_states(model.config):
+        return True
+    ends = mask.shape[1] - mask.long().argmax(1)
+    return bool((mask.sum(1) == ends).all()) and any(
+        isinstance(layer, DynamicLayer) for layer in DynamicCache(config=model.config).layers
+    )
 
 
 def _options(rng: random.Random, batch: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import network_class
 from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.nn.dflash import DFlash
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.flash import FlashNetwork
 from mmdec.targets.text import TextTarget
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
+from tests.support.naive_dflash import naive_block
 from tests.support.toy import padded
 
 Path = tuple[int, ...]
@@ -76,6 +79,8 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
     know more than the path. features (T, H): the target's, of every token but the last."""
     network, embedding = drafter.network, drafter.embedding
     with torch.inference_mode():
+        if isinstance(network, DFlash):
+            return dflash_scores(drafter, features, text[-1])[len(path)]
         embeds = embedding(torch.tensor(text))
         visual = torch.zeros(len(text), dtype=torch.bool)
         if context.embeds is not None and context.visual is not None:
@@ -96,6 +101,33 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
             positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
         hidden, _ = network.layer(states, positions[None])
         return network.spread(drafter.logits(hidden[0, -1]).softmax(-1)).log()
+
+
+def dflash_scores(drafter: Any, features: Tensor, root: int) -> Tensor:
+    """Log-probabilities (K, V) of all depths of DFlash's draft, by the naive reading."""
+    network, config = drafter.network, drafter.network.config
+    block = drafter.embedding(torch.tensor([root, *[config.mask_token] * (config.block_size - 1)]))
+    options = {"heads": config.num_attention_heads, "dim": config.head_dim, "layers": config.num_hidden_layers}
+    options |= {"eps": config.rms_norm_eps, "theta": config.rope_theta}
+    head = network.lm_head.weight if config.own_head else drafter.output.weight
+    logits = naive_block(dict(network.state_dict()), options, block, features, head)[-config.drafts :]
+    return network.spread(logits.softmax(-1)).log()
+
+
+def blocks_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
+    """Paths of the best-first tree below the root, by brute force: the likeliest of all of at most `width` tokens of
+    each depth. score: as for `eagles_tree`; it reads a path's length alone."""
+    if nodes <= depth:
+        return eagles_tree(score, width, nodes, depth)
+    found: list[tuple[float, Path]] = []
+    level: list[tuple[float, Path]] = [(0.0, ())]
+    for place in range(depth):
+        best = score((0,) * place).topk(min(width, nodes))
+        pairs = list(zip(best.values.tolist(), best.indices.tolist(), strict=True))
+        level = [(value + v, (*path, t)) for value, path in level for v, t in pairs]
+        level = sorted(level, key=lambda item: -item[0])[:nodes]
+        found += level
+    return {path for value, path in sorted(found, key=lambda item: -item[0])[:nodes] if value > -math.inf}
 
 
 def _slot(
@@ -192,11 +224,16 @@ class Checked(ForwardingDrafter):
             nodes = min(nodes, depth)
         elif isinstance(self.drafter, Flash) and nodes > depth:
             depth = min(depth, self.drafter.network.slots)
+        elif isinstance(self.drafter.network, DFlash):
+            depth = min(depth, self.drafter.network.config.drafts)
+            nodes = min(nodes, depth) if plan.nodes <= plan.depth else nodes
         if plan.threshold and 0 < nodes <= depth:
             nodes = ended_chain(scores, nodes, plan.threshold)
+        marginals = getattr(self.drafter.network.config, "mask_token", None) is not None
+        grown = blocks_tree if marginals else eagles_tree
         for index, text in enumerate(rows):
             assert text[-1] == int(roots[index])
-            assert set(paths(draft, index)) == eagles_tree(scores[index], self.drafter.width, nodes, depth)
+            assert set(paths(draft, index)) == grown(scores[index], self.drafter.width, nodes, depth)
             self.compared += 1
         return draft
 

@@ -8,6 +8,8 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmdec.targets.families import small_model
+from tests.support.recurrent import OWN as RECURRENT
+from tests.support.recurrent import recurrent_config
 
 OWN: dict[str, dict[str, Any]] = {  # what a default configuration lacks
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
@@ -19,6 +21,8 @@ OFF = {"sliding_window": None, "use_sliding_window": False, "is_decoder": True}
 
 def config_of(family: str) -> PreTrainedConfig:
     """The defaults of a family, windows off."""
+    if (short := family.removesuffix("ForCausalLM")) in RECURRENT:
+        return recurrent_config(short)
     kind: Any = getattr(transformers, family).config_class
     given = kind().to_dict()
     off = {name: value for name, value in OFF.items() if name in given}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 VERBS = [
     "",
-    *("translate", "transcribe", "describe", "train", "promote", "demo", "info"),
+    *("translate", "transcribe", "describe", "train", "train drafter", "promote", "demo", "doctor", "info"),
     *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
     *("eval vlm", "bench vlm", "bench kernels", "bench compressor", "bench all", "bench show"),
     *("convert", "convert medusa", "convert hifigan", "convert drafter"),
+    *("export", "export drafter"),
 ]

@@ -106,6 +106,9 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Any]] = {
     "peagle": lambda model, wanted: eagle3(
         model, mask_token=3, num_hidden_layers=2, positions="temporal", pictures="projected"
     ),
+    "dflash": lambda model, wanted: network_drafter(
+        "dflash", model, block_size=4, mask_token=3, num_hidden_layers=2, positions="temporal"
+    ),
     "msd": lambda model, wanted: network_drafter("msd", model),
     "specvlm": lambda model, wanted: network_drafter("specvlm", model, pool_ratio=3, prune_ratio=4),
     "specvlm-concat": lambda model, wanted: network_drafter("specvlm", model, variant="concat"),

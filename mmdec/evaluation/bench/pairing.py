@@ -110,6 +110,7 @@ def comparisons(
             subject_ms=1e3 * part["a_s"] / found["n"],
             baseline_ms=1e3 * part["b_s"] / found["n"],
             tokens_per_round=found["a_tokens_per_round"],
+            accepted_per_round=found.get("a_accepted_per_round"),
             **more,
         )
         for timed, key in ((DECODER, "decoder"), (WALL, "wall"))
@@ -129,8 +130,8 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
 
     groups: indices of groups. Seconds are sums over the groups of the median over repeats, and `ratio` is the ratio of
         these sums. `median` and the quartiles `low` and `high` are those of the ratios of neighbouring runs. Tokens per
-        round include the bonus or correction token, but not the pass over the prompt. Tokens per pass of b are None for
-        batches.
+        round include the bonus or correction token, but not the pass over the prompt; accepted tokens per round exclude
+        it. Tokens per pass of b are None for batches.
     """
     if not groups:
         return {"n": 0}
@@ -141,6 +142,7 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
         "decoder": _ratios(a_runs, b_runs, lambda measurement: measurement.decoder),
         "wall": _ratios(a_runs, b_runs, lambda measurement: measurement.total),
         "a_tokens_per_round": _tokens(a_runs) / max(sum(repeats[-1].rounds for repeats in a_runs), 1),
+        "a_accepted_per_round": _accepted(a_runs),
         "a_passes": sum(repeats[-1].passes for repeats in a_runs),
         "b_passes": sum(repeats[0].passes for repeats in b_runs),
         "b_tokens_per_pass": _tokens(a_runs) / max(passes, 1) if len(a_runs[0][0].tokens) == 1 else None,
@@ -200,6 +202,14 @@ def _share(measured: Sequence[Sequence[Measurement]]) -> float:
 
 def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:
     return sum(repeats[-1].drafted_tokens for repeats in measured)
+
+
+def _accepted(measured: Sequence[Sequence[Measurement]]) -> float | None:
+    """Accepted tokens a round, without bonus or correction; None where they were not counted."""
+    counts = [repeats[-1].accepted for repeats in measured]
+    if None in counts:
+        return None
+    return sum(count or 0 for count in counts) / max(sum(repeats[-1].rounds for repeats in measured), 1)
 
 
 @final

@@ -70,7 +70,8 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
             timed = {row.timed for row in rows}
             yield f"{subject} against {baseline}{'' if len(timed) > 1 else f', {timed.pop()}'}", *_compared(rows)
     if any(row.tokens_per_round is not None for row in report.comparisons):
-        yield "tok/round: tokens a round, correction or bonus included", (), []
+        without = any(row.accepted_per_round is not None for row in report.comparisons)
+        yield f"tok/round: tokens a round, correction or bonus included{'; accepted: without it' * without}", (), []
     if report.quantities:
         rows = [(entry.name, _quantity(entry), entry.unit, str(entry.n)) for entry in report.quantities]
         yield "Figures", ("", "value", "unit", "n"), rows
@@ -121,12 +122,15 @@ def _compared(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:
     tokens = any(row.tokens_per_round is not None for row in rows)
     head = ["", *(["timed"] if several else []), "n", "faster (quartiles)", "ms, other ms"]
     head += ["tok/round"] if tokens else []
+    accepted = any(row.accepted_per_round is not None for row in rows)
+    head += ["accepted"] if accepted else []
     cells: Rows = []
     for row in rows:
         group = row.group if row.spread == "quartiles" else f"{row.group}, range"
         start = [group, *([row.timed] if several else []), str(row.inputs)]
         middle = [_times(row), f"{_number(row.subject_ms)}, {_number(row.baseline_ms)}"]
-        cells.append((*start, *middle, *([_number(row.tokens_per_round)] if tokens else [])))
+        ends = [*([row.tokens_per_round] if tokens else []), *([row.accepted_per_round] if accepted else [])]
+        cells.append((*start, *middle, *map(_number, ends)))
     return tuple(head), cells
 
 

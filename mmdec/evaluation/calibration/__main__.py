@@ -3,6 +3,7 @@ r"""Calibrates a model's confidence: fits it to how often outputs are right, and
 python -m mmdec.evaluation.calibration speech --corpus data/natural/manifest.tsv --text data/everyday data/phrasebook \
     --other data/other_speech/manifest.tsv --unseen data/people/manifest.tsv --write
 python -m mmdec.evaluation.calibration asr --corpus data/english --other data/corpus --write
+python -m mmdec.evaluation.calibration asr --corpus data/voices.tsv --model MODEL --folder models/whisper-base --write
 python -m mmdec.evaluation.calibration vlm --corpus data/scenes --other data/other_pictures --count 900 --write
 
 It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; pictures
@@ -205,14 +206,17 @@ def main() -> None:
     parser.add_argument("--model", help="a shipped name or a folder; default: the shipped one")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument(
-        "--other", type=Path, required=True, help="as nonsense: speech of the other language, pictures of other styles"
+        "--other", type=Path, help="as nonsense: speech of another language (asr: none by default), other pictures"
     )
     parser.add_argument("--text", type=Path, nargs="+", default=[], help="folders of pairs, for a manifest of speech")
     parser.add_argument("--unseen", type=Path, nargs="+", default=[], help="manifests that only the proof hears")
     parser.add_argument("--count", type=int, default=250, help="recordings or pictures of each split")
     parser.add_argument("--examples", type=Path, help="write what was decoded to this JSON file, to look at it")
     parser.add_argument("--write", action="store_true", help="write confidence.json into the model's folder")
+    parser.add_argument("--folder", type=Path, help="into this folder instead, such as that of its shipped drafters")
     options = parser.parse_args()
+    if options.other is None and options.task != "asr":
+        parser.error(f"--other is needed for {options.task}")
     torch.set_grad_enabled(False)
     decoded, folder = TASKS[options.task]
     held, tests = decoded(options, "dev"), decoded(options, "test")
@@ -226,7 +230,7 @@ def main() -> None:
         }
         options.examples.write_text(json.dumps(listed))
     if options.write:
-        print(write_calibrations(folder(options), calibrations, measured))
+        print(write_calibrations(options.folder or folder(options), calibrations, measured))
         if options.task == "vlm":
             description.write_familiar(options)
 

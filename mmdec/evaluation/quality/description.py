@@ -94,6 +94,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
             drafted_tokens=sum(
                 round(answer.tokens_per_round * count) for answer, count in zip(answers, rounds, strict=True)
             ),
+            accepted=sum(answer.accepted for answer in answers),
         )
 
     def _generate(self, questions: Sequence[ImageQuestion], method: Method, passes: list[int]) -> Measurement:

@@ -62,6 +62,7 @@ class Measurement:
     windows: int = 0  # number of passes of its encoder
     rounds: int = 0  # rounds of all inputs in mmdec's loop, without the prompts' passes
     drafted_tokens: int = 0  # tokens from these rounds, bonus or correction token included
+    accepted: int | None = None  # drafted tokens that were accepted in these rounds; None: not counted
 
     @property
     def tokens_per_round(self) -> float:

@@ -22,11 +22,13 @@ from mmdec.decode.budget import Nodes
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.decode.watch import Stopwatch
+from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.registry import AUTO, NAME, auto_names, drafter_entry, drafter_names
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DraftedBy
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
+from mmdec.hub.small_model import small_drafter
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.images import ImageSource, read_image
 from mmdec.pipelines.call import MAX_BATCH, Batch, Part, System, as_loaded
@@ -239,6 +241,9 @@ def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
     drafter, loaded once in the model's device and precision. Anything else stays as it is. Raises: InputError if
     weights are missing, damaged, or another model's.
     """
+    if isinstance(drafter, PreTrainedModel):
+        made = small_drafter(drafter, vlm.model, None, vlm.tokenizer)  # `Speculation` makes the others, with locks
+        return made if isinstance(made, OtherVocabulary) else drafter
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(vlm.model, vlm.directory, partial(_loaded, vlm))
     named = drafter_by_name(drafter, "drafter")
@@ -278,7 +283,9 @@ def _is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _loaded(vlm: LoadedVlm, folder: Path) -> Drafter:
-    return vlm.drafters.get(version(folder), lambda: load_drafter(folder, vlm.model))
+    return vlm.drafters.get(
+        version(folder), lambda: load_drafter(folder, vlm.model, "drafter", tokenizer=vlm.tokenizer)
+    )
 
 
 def _without_weights(vlm: LoadedVlm, name: str) -> InputError:

@@ -22,12 +22,13 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, WhisperForConditionalGeneration
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import show
 from mmdec.decode.loop import Round
 from mmdec.decode.watch import Stopwatch
+from mmdec.generation.auto_drafter import shipped_folder
 from mmdec.generation.run import Speculation
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.call import Usage
@@ -35,10 +36,15 @@ from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
 from mmdec.targets.whisper import LANGUAGE_CODES
 from mmdec.targets.whisper_call import can_twin, encoding_once
+from mmdec.targets.whisper_context import ends, runs_away
+from mmdec.targets.whisper_words import Begins, time_tokens
 from mmdec.types import InputError
 
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
+AudioContext = Literal["auto"] | float | None
+AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # seconds; measured in docs/guide/transcribe.md
+GUARDED = 16  # tokens after which a text is looked at again
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
@@ -92,6 +98,7 @@ class TranscriptionRequest:
     has_timestamps: bool  # whether the model has timestamps; without them it can only transcribe one window
     given: tuple[str, ...] = ()  # names of the options that the caller passed
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
+    margin: float | None = None  # seconds after the sound that the encoder reads; None: whole windows
 
     @classmethod
     def of(
@@ -104,6 +111,7 @@ class TranscriptionRequest:
         language: str | Sequence[str] | None = None,
         task: str | None = "transcribe",
         prompt: str | None = None,
+        audio_context: AudioContext = None,
     ) -> TranscriptionRequest:
         """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
 
@@ -130,8 +138,10 @@ class TranscriptionRequest:
         if prompt is not None and prompt.strip():
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, language, recordings)
-        calibrations = read_calibrations(whisper.directory)
-        return cls(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations)
+        calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
+        margin = _margin(audio_context)
+        given = tuple(options)
+        return cls(whisper, speculation, timestamps, languages, chosen, has_timestamps, given, calibrations, margin)
 
     def is_long(self, samples: int) -> bool:
         """Whether this number of samples exceeds one window."""
@@ -155,6 +165,8 @@ class TranscriptionRequest:
         temperature = self.options.get("temperature")
         if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
             # on a fallback, transformers uses the lengths of the whole batch for the rows that are decoded again
+            batch_size = 1
+        if self.margin is not None:  # rows of one batch have states of one length
             batch_size = 1
         kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
@@ -298,6 +310,20 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     return ids.to(whisper.model.device)
 
 
+def _margin(context: AudioContext) -> float | None:
+    """Seconds after the sound that the encoder reads; None: the rest of the window."""
+    if context is None:
+        return None
+    if context == "auto":
+        return AUTO_MARGIN
+    if isinstance(context, bool) or not isinstance(context, (int, float)) or not 0 <= context <= MOST_MARGIN:
+        raise InputError(
+            f'`audio_context` must be "auto" or 0 to {MOST_MARGIN:g} seconds after the sound, but is {show(context)}. '
+            "Leave it out for whole windows, as the model was trained."
+        )
+    return float(context)
+
+
 def _multilingual(settings: Any) -> bool:
     return bool(getattr(settings, "is_multilingual", True)) and bool(getattr(settings, "lang_to_id", None))
 
@@ -316,10 +342,15 @@ class UsageMeter:
         recordings: int,
         on_window: Callable[[Tensor], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
+        margin: float | None = None,
+        begins: Begins | None = None,
     ) -> None:
         """recordings: number in the batch. on_window: called with the progress that `window` gets. on_round: called
-        with each round."""
-        self.model = encoding_once(model, self._encoder_pass, can_twin(model))  # only for this call
+        with each round. margin: see `TranscriptionRequest`. begins: for word timestamps, see `SpokenTokens`."""
+        once = encoding_once(model, self._encoder_pass, can_twin(model), margin)
+        self.model, self._encoding = once  # only for this call
+        if begins is not None:
+            time_tokens(self.model, begins, lambda: self._encoding.sound)
         self.usage = [Usage() for _ in range(recordings)]
         self.prompts: list[list[int]] = []  # (B, P) of the first window
         self._model, self._speculation = model, speculation
@@ -362,16 +393,40 @@ class UsageMeter:
         self._share()
         self._rounds = {}
         self._stopwatch.lap()
+        output, drafter = self._run(input_ids, generation_config, inputs, self._encoding.seconds)
+        if output is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            inputs |= {"encoder_outputs": self._encoding.whole(), "past_key_values": cache}
+            for index in self._recordings:
+                del self.usage[index].logprobs[self._earlier[index] :]
+            output, more = self._run(input_ids, generation_config, inputs, None)
+            drafter += more
+        self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
+        return output
+
+    def _run(
+        self, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any], seconds: float | None
+    ) -> tuple[Any, float]:
+        """Run the rounds of one window. seconds: how much of the window the encoder has read; None: all.
+
+        Returns: the output, and the drafter's seconds. The output is None for a text that did not end, or that repeats
+            itself, where not all of the window was read.
+        """
         model = self._model  # the caller's model: its target, lock and statistics are found by it
-        run = self._speculation.begin(target_of(model), model, input_ids, generation_config, **inputs)
-        drafter = 0.0
+        run = self._speculation.begin(target_of(model), model, input_ids, config, **inputs)
+        drafter, tokens, looked = 0.0, list[int](), 0
         for round_ in run.rounds:
             drafter += self._count(round_)
             if self._on_round is not None:
                 self._on_round(round_)
-        output = run.output(generation_config)
-        self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
-        return output
+            tokens += [token for token in round_.tokens[0] if token < self._first_time]
+            if seconds is not None and len(tokens) >= looked + GUARDED:
+                looked = len(tokens)
+                if runs_away(tokens, seconds, model.config.vocab_size):
+                    return None, drafter
+        if seconds is not None and not ends(tokens, config):
+            return None, drafter
+        return run.output(config), drafter
 
     def _taking_part(self) -> Sequence[int]:
         """Recordings of this call's rows: all in a new window, else the rows of the last call that are decoded

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -39,8 +40,8 @@ from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitt
 from mmdec.pipelines.confidence import check_min_confidence, confidence, evidence
 from mmdec.pipelines.inputs import Audio, AudioList, read, recordings, silent
 from mmdec.pipelines.threads import with_threads
-from mmdec.pipelines.transcription.request import Timestamps, TranscriptionRequest, UsageMeter, first_time
-from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, words
+from mmdec.pipelines.transcription.request import AudioContext, Timestamps, TranscriptionRequest, UsageMeter, first_time
+from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, beginnings, words
 from mmdec.targets.whisper import attention_restored, without_own_warnings
 from mmdec.targets.whisper_call import can_twin
 from mmdec.types import InputError
@@ -72,6 +73,7 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
     language: str | Sequence[str] | None
     task: str | None
     prompt: str | None
+    audio_context: AudioContext
     batch_size: int
     rule: RuleName | None
     num_speculative_tokens: Nodes
@@ -104,6 +106,7 @@ def transcribe(
     language: str | Sequence[str] | None = None,
     task: str | None = "transcribe",
     prompt: str | None = None,
+    audio_context: AudioContext = None,
     batch_size: int = 8,
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
@@ -128,10 +131,13 @@ def transcribe(
         "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
         Default "auto": the first drafter in the model's folder, else one shipped for its weights, else "lookup".
     timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
-        the times of words: a segment begins with its first word and ends where the model says; so does its last word.
+        the times of words, by an alignment to the sound; a segment begins with its first word and ends with its last.
     language: a name or a code; a list has one for each recording. Default None: detected.
     task: "transcribe" (default) or "translate" (into English).
     prompt: text that might have come before the recording. Default None.
+    audio_context: NOT the stock model: the encoder reads the sound and so many seconds after it, instead of 30 s, which
+        makes short recordings faster; "auto" for 12 s. A text that does not end, or that repeats itself, is decoded
+        again with all of the window. Recordings are then decoded one by one. Default None: whole windows.
     batch_size: recordings decoded together. Default 8. Those longer than one window (30 s) are batched separately.
     rule, num_speculative_tokens, seed, statistics: as for `mmdec.generate`. Each window restarts from the seed.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
@@ -158,12 +164,12 @@ def transcribe(
     batch.check_listener("on_round", on_round, "a function of a round", "Transcribe them one by one.")
     whisper = as_loaded(WHISPER, model, processor, device, dtype)
     decoding = DecodingOptions(as_drafter(whisper, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
-    spoken = (timestamps, language, task, prompt)
+    spoken = (timestamps, language, task, prompt, audio_context)
     request = TranscriptionRequest.of(whisper, fitting(decoding, whisper.model), options, len(batch), *spoken)
     with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
         return batch.run(
             lambda given: request.check(read(given, sample_rate, silence=True)),
-            lambda samples: _in_batches(request, samples, batch_size, progress),
+            lambda samples: in_batches(request, samples, batch_size, progress),
             least,
         )
 
@@ -190,7 +196,7 @@ def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
     return drafter
 
 
-def _in_batches(
+def in_batches(
     request: TranscriptionRequest, samples: Mapping[int, Tensor], batch_size: int, progress: Progress | None
 ) -> dict[int, Transcript]:
     """Transcribe recordings (T,), keyed by index, `batch_size` at a time. Returns the transcripts by index."""
@@ -244,7 +250,10 @@ def transcribe_batch(
     features = stopwatch.lap()
     speculation = request.speculation
     listeners = (_of_caller(on_window), _of_caller(speculation.options.on_round))
-    meter = UsageMeter(model, speculation, len(recordings), *listeners)
+    begins = None
+    if request.timestamps == "word":
+        begins = partial(beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))
+    meter = UsageMeter(model, speculation, len(recordings), *listeners, request.margin, begins)
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     locks = _attention(model, request.timestamps == "word", speculation.networks)
     with locks, without_own_warnings():
@@ -318,8 +327,11 @@ def _segments(
         start, end = (min(round(float(segment[name]), 3), seconds) for name in ("start", "end"))
         spoken = None
         if request.timestamps == "word":
-            starts = [min(round(second, 3), seconds) for second in segment["token_timestamps"].tolist()]
-            ends = [*starts[1:], max(end, *starts)]
+            timed_tokens = segment["token_timestamps"]
+            ending = timed_tokens + segment["result"]["token_seconds"][slice(*segment["idxs"])]
+            starts, ends = (
+                [min(round(second, 3), seconds) for second in each.tolist()] for each in (timed_tokens, ending)
+            )
             text = [index for index, token in enumerate(tokens) if token < first and token not in special]
             spoken = words(
                 [tokens[index] for index in text],

@@ -4,6 +4,7 @@ questions about pictures with their right answers, from a user's own list or fro
 | file of questions | layout |
 |---|---|
 | .jsonl | a user's own, and LLaVA-Bench-in-the-Wild's: `image`, `text` or `question`; perhaps `answer`, `category` |
+| .jsonl with `turns` | MMSpec's: `image` in images/ beside the list, `topic`; the first of the `turns` is asked |
 | .json with `data` | TextVQA 0.5.1: pictures are {image_id}.jpg |
 | .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie beside the file |
 | .json, a list | llava_v1_5_mix665k's, and the drawn scenes' |
@@ -216,9 +217,11 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         if not isinstance(row, dict):
             raise _refuse(place, "fields", row)
         row = {name: value for name, value in row.items() if value is not None}  # null: missing in a table
-        text = row.get("question", row.get("text"))
+        turns = row.get("turns")
+        first = turns[0] if isinstance(turns, list) and turns else None
+        text = row.get("question", row.get("text", first))
         if not isinstance(text, str) or not text.strip():
-            raise _refuse(place, "a text as `question` or `text`", text)
+            raise _refuse(place, "a text as `question` or `text`, or a list of texts as `turns`", text)
         named = row.get("image", [])
         named = [named] if isinstance(named, str) else named
         if not isinstance(named, list) or len(named) > MAX_IMAGES or not all(isinstance(name, str) for name in named):
@@ -237,7 +240,8 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
             )  # os.path: an impossible file name counts as not existing
         name = row.get("question_id", row.get("id"))
         name = str(index) if name is None else _check_once(seen, str(name), place)
-        task = str(row.get("category", row.get("task", "all")))
+        kinds = ("topic", "category") if turns else ("category", "task")  # MMSpec's categories are their sources' own
+        task = str(row.get(kinds[0], row.get(kinds[1], "all")))
         scoring = "" if not answers else "exact" if len(answers) < 10 else ""
         questions.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
     return questions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,9 +21,9 @@ from transformers import PreTrainedModel
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
 from mmdec.training.options import check_counts, token_list
 from mmdec.training.stores import TokenStore
-from mmdec.training.vlm_drafters.samples import Choice, Inputs, Prompting, Sample, read_samples
+from mmdec.training.vlm_drafters.samples import Choice, Inputs, Prompting, Questions, Sample, read_samples
 from mmdec.training.vlm_drafters.teacher import ReadingStore, Teacher, load_target, writer_number
-from mmdec.types import InputError
+from mmdec.types import InputError, Needs
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,11 @@ class DraftDataOptions:
     """Options that a recipe sets.
 
     samples: number of questions to train on, a share of `long_share` with long answers; null: all.
-    max_tokens: the most tokens of an answer. frames: number of frames taken from a video.
+    max_tokens: the most tokens of an answer. frames, history, images: see `Questions`.
     ramp: MSD's stages. If the corpus has no conversations without pictures, the first stage trains on the same
         questions and answers without their pictures. null: samples in their order.
-    base_dtype: dtype of the target. kept: folder where answers and features are stored.
+    base_dtype: dtype of the target. kept: folder where answers and features are stored. answered: train on the
+        questions that are answered there, instead of asking for all.
     answer_batch: number of questions answered at once.
     max_bad_share, allow_absolute_paths: see `Admission`.
     """
@@ -114,9 +117,12 @@ class DraftDataOptions:
     steps_per_epoch: int | None = None
     max_tokens: int = 256
     frames: int = 8
+    history: int = 2
+    images: str | None = None
     ramp: Ramp | None = None
     base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     kept: str = "runs/vlm_drafters/kept"
+    answered: bool = False
     answer_batch: int = 32
     workers: int = 0
     seed: int = 0
@@ -184,7 +190,9 @@ class DraftData(LightningDataModule):
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
         choice = Choice(count, self.options.long_share, self.seed)
-        return read_samples(self.corpus, split, self.options.frames, choice, self.admission, self.kept)
+        images = None if self.options.images is None else Path(self.options.images)
+        reading = Questions(self.options.frames, self.options.history, images)
+        return read_samples(self.corpus, split, reading, choice, self.admission, self.kept)
 
     @property
     def units(self) -> list[str]:
@@ -202,36 +210,58 @@ class DraftData(LightningDataModule):
         folder = self.kept / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
 
-    def feature_store(self, layers: Sequence[int], half: bool, rank: int = 0) -> ReadingStore:
+    def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> ReadingStore:
         """The store of the target's features, by the names of samples."""
-        named = "_".join(str(layer) for layer in layers) + ("-half" if half else "")
-        return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, layers, half, rank)
+        named = "_".join(str(layer) for layer in needs.layers)
+        named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
+        return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
 
-    def regenerate(self, part: int = 0, parts: int = 1, device: str | torch.device | None = None) -> int:
+    def regenerate(
+        self,
+        part: int = 0,
+        parts: int = 1,
+        device: str | torch.device | None = None,
+        until: float = math.inf,
+        shown: Callable[[int, int], None] | None = None,
+    ) -> int:
         """Let the target answer the questions that have no stored answer yet; only part `part` of `parts`.
 
-        Answers are stored at once, so an interrupted run can continue. Returns: the number of new answers.
+        Answers are stored at once, so an interrupted run can continue.
+
+        until: the time, in seconds since 1970, after which no batch is begun. shown: is told how many of how many
+            questions are answered; None: lines are logged.
+        Returns: the number of new answers.
         """
         if device is not None:
             self.model.to(device)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
+        fresh = 0
         with ExitStack() as locks:
             store = self.store(locks, part)
             questions = {sample.name: sample for split in ("dev", "train") for sample in self.samples[split]}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
-            missing.sort(key=lambda sample: sample.words)
-            for batch in _batches(missing, self.options.answer_batch, "the target has answered {} of {} questions"):
+            # answers of about equal length together, but not all short ones first: time may be short
+            size = GROUP * self.options.answer_batch
+            groups = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
+            missing = [sample for group in groups for sample in sorted(group, key=lambda sample: sample.words)]
+            line = None if shown else "the target has answered {} of {} questions"
+            for batch in _batches(missing, self.options.answer_batch, line):
+                if fresh and time.time() >= until:
+                    break
                 answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.options.max_tokens)
                 store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
-        return len(missing)
+                fresh += len(batch)
+                if shown is not None:
+                    shown(len(questions) - len(missing) + fresh, len(questions))
+        return fresh
 
-    def keep_features(self, layers: Sequence[int], half: bool, part: int = 0, parts: int = 1) -> int:
+    def keep_features(self, needs: Needs, half: bool, part: int = 0, parts: int = 1) -> int:
         """Compute and store the features that are not stored yet; only part `part` of `parts`.
 
-        A training run does the same as it goes. After this call, all drafters that read the same layers can use the
+        A training run does the same as it goes. After this call, all drafters that read the same can use the
         stored features. Returns: the number of new samples.
         """
         self.setup("fit")
-        store = self.feature_store(layers, half, part)
+        store = self.feature_store(needs, half, part)
         rows = [sample for split in ("dev", "train") for sample in self.parts[split]]
         rows += self.text_samples() if self.ramp is not None else []
         missing = [sample for sample in rows if sample.name not in store][part::parts]
@@ -243,6 +273,8 @@ class DraftData(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Compute missing answers, in one process only. For large targets, better run `regenerate` before."""
+        if self.options.answered:
+            return
         on_gpu = torch.cuda.is_available() and (
             self.trainer is None or self.trainer.strategy.root_device.type == "cuda"
         )
@@ -254,14 +286,14 @@ class DraftData(LightningDataModule):
         for split, chosen in self.samples.items():
             rank_zero_info(f"{split}: {len(chosen)} questions")
             answered = [sample for sample in chosen if sample.name in self.tokens]
-            if len(answered) < len(chosen):
+            if len(answered) < len(chosen) and not self.options.answered:
                 raise InputError(
                     f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
                     "Run python -m mmdec.training.vlm_drafters.regenerate first."
                 )
         # The target itself gives the first token; an answer of one token leaves nothing to draft.
         self.parts = {
-            split: [sample for sample in rows if len(self.tokens[sample.name]) > 1]
+            split: [sample for sample in rows if len(self.tokens.get(sample.name, ())) > 1]
             for split, rows in self.samples.items()
         }
         for split, rows in self.parts.items():
@@ -347,11 +379,11 @@ class DraftData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
 
-def _batches(samples: Sequence[Sample], size: int, line: str) -> Iterator[Sequence[Sample]]:
-    """Yield batches of `size` samples, and log progress now and then. line: the message, with places for two
-    numbers."""
+def _batches(samples: Sequence[Sample], size: int, line: str | None) -> Iterator[Sequence[Sample]]:
+    """Yield batches of `size` samples, and log progress now and then. line: the message, with places for two numbers;
+    None: log nothing."""
     for number, begin in enumerate(range(0, len(samples), size)):
         yield samples[begin : begin + size]
         done = min(begin + size, len(samples))
-        if done == len(samples) or number % 10 == 9:
+        if line is not None and (done == len(samples) or number % 10 == 9):
             rank_zero_info(line.format(done, len(samples)))

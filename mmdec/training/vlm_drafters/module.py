@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -34,17 +34,19 @@ from mmdec.drafters.registry import network_class
 from mmdec.generation.speculation import generate
 from mmdec.hub.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.hub.publish import whole_folder, write_provenance
-from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.training.medusa.simulate import gather_ranks, measure
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
 from mmdec.training.options import check_counts, keep_options
 from mmdec.training.vlm_drafters.data import DraftBatch, DraftData
 from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
-from mmdec.types import InputError
+from mmdec.types import InputError, Needs
 
 CELLS = 1 << 26  # the most logits in memory at a time, of the drafter or of the target
 TOP = 10  # tokens that ListMLE ranks
+T = TypeVar("T")
+HEAD = "lm_head.weight"  # of a network with an LM head of its own, which Muon is not for
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,15 @@ PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
+    """Call `function` on tensors (P, ...), at most `width` rows at a time; of several pieces, what they compute is
+    computed again for the gradient."""
+    if len(rows[0]) <= width:
+        return [function(*rows)]
+    pieces = zip(*(part.split(width) for part in rows), strict=True)
+    return [cast(T, checkpoint(function, *piece, use_reentrant=False)) for piece in pieces]
+
+
 def losses(
     predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
@@ -119,11 +130,7 @@ def losses(
         return torch.stack([*sums, (drafted.argmax(-1) == teacher.argmax(-1)).to(drafted.dtype).sum()])
 
     width = max(1, cells // logits(expected[:1]).shape[-1])
-    pieces = list(zip(predicted.split(width), expected.split(width), strict=True))
-    if len(pieces) == 1:
-        sums = logit_losses(predicted, expected)
-    else:
-        sums = torch.stack([checkpoint(logit_losses, *piece, use_reentrant=False) for piece in pieces]).sum(0)  # type: ignore[arg-type] # undeclared by torch
+    sums = torch.stack(in_pieces(logit_losses, width, predicted, expected)).sum(0)
     parts |= dict(zip((*PARTS, "right"), sums / len(predicted), strict=True))
     parts["right"] = parts["right"].detach()
     total = sum((getattr(weights, name) * parts[name] for name in ("features", *PARTS)), predicted.new_zeros(()))
@@ -200,11 +207,16 @@ def whole_weights(trainer: Trainer) -> Iterator[None]:
 
 @torch.no_grad()
 def rank_texts(
-    columns: Columns, steps: Sequence[Tensor], logits: Callable[[Tensor], Tensor], texts: Sequence[Reading]
+    columns: Columns,
+    steps: Sequence[Tensor],
+    logits: Callable[[Tensor], Tensor],
+    texts: Sequence[Reading],
+    drafted: Tensor | None = None,
 ) -> list[Tensor]:
     """Ranks of the true tokens, for simulated decoding.
 
     steps: step d has the features (B, N - d, H) of columns d ... N - 1, without noise. logits: features -> (..., V).
+    drafted: (V,) the place of each token among the logits, -1 for one that cannot be drafted; None: its own id.
 
     Returns: for each text of A tokens a tensor (A - 1, depth) int64 on the CPU. Row r, where token r is the root, has
         at depth d the rank of token r + 1 + d, at most WIDTH; beyond the text's end it has WIDTH.
@@ -215,12 +227,17 @@ def rank_texts(
     for row, text in enumerate(texts):
         tokens[row, : lengths[row]] = torch.tensor(text.answer[1:])
     tokens = tokens.to(columns.mask.device)
+    known = columns.mask
+    if drafted is not None:
+        tokens = drafted[tokens]
+        known = known & (tokens >= 0)
+        tokens = tokens.clamp(min=0)
     ranks = torch.full((rows, width, len(steps)), WIDTH)
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
         step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): for the roots 0 ... N - depth - 1
-        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~columns.mask[:, depth:], WIDTH).cpu()
+        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], WIDTH).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
 
@@ -235,6 +252,7 @@ class DraftModule(LightningModule):
 
     system: ClassVar[str]
     weights: ClassVar[Weights] = Weights()
+    words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # for progress
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
@@ -263,10 +281,19 @@ class DraftModule(LightningModule):
         self.mark = teacher.name
         self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
         self.network = self.first_network()
+        self.needs = self.needed(self.network.config)
         self.store: ReadingStore | None = None
         if self.options.keep_features:
-            self.store = data.feature_store(self.network.config.layers, self.options.half_teacher, self.global_rank)
+            self.store = data.feature_store(self.needs, self.options.half_teacher, self.global_rank)
             data.stored = self.store
+
+    def needed(self, config: DraftConfig) -> Needs:
+        """What training reads of the target: what the network reads, and what its loss compares with."""
+        return Needs(layers=config.layers, embeds=config.projected)
+
+    def draft_config(self, teacher: Teacher) -> DraftConfig:
+        """The configuration of a new network: like a layer of the target, with the recipe's changes."""
+        return network_class(self.system).config_class.like(teacher.config, **self.options.network)
 
     def first_network(self) -> DraftNetwork:
         """The network that training begins with: new, like a layer of the target, or loaded from `start`."""
@@ -278,8 +305,7 @@ class DraftModule(LightningModule):
             network.config = replace(network.config, **self.names)  # the target may be newer than `start`
             return network.float().train()
         torch.manual_seed(self.options.seed)
-        config = kind.config_class.like(self.teacher.config, **{**self.names, **self.options.network})
-        return kind(config)
+        return kind(replace(self.draft_config(self.teacher), **self.names))
 
     def read(self, batch: DraftBatch) -> list[Reading]:
         """The target's features for a batch, either stored or computed now."""
@@ -287,9 +313,23 @@ class DraftModule(LightningModule):
             readings = self.store.read(batch.rows, batch.prompts, batch.answers)
         else:
             assert batch.prompts is not None
-            layers, half = self.network.config.layers, self.options.half_teacher
-            readings = self.teacher.read(batch.prompts, batch.answers, layers, half)
+            readings = self.teacher.read(batch.prompts, batch.answers, self.needs, self.options.half_teacher)
         return [reading.to(self.device) for reading in readings]
+
+    def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
+        """The network's inputs for a batch. Of the texts' features it reads the first; the loss may read more."""
+        config = self.network.config
+        size = len(config.layers) * config.target_size
+        return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
+
+    def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
+        """The loss of a batch, and its parts."""
+        return self.compare(self.columns(texts, noise), texts)
+
+    def rank(self, texts: list[Reading]) -> list[Tensor]:
+        """The drafter's ranks of the true tokens, for simulated decoding: see `rank_texts`."""
+        columns = self.columns(texts)
+        return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
         """The network's features for `count` depths: (B, N - s, H) at depth s; its column c predicts token s + c."""
@@ -298,7 +338,7 @@ class DraftModule(LightningModule):
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
         """The loss of a batch, and its parts. Parts have their plain names for step 0; later steps add only
         "right<step>"."""
-        expected = _expected(texts, self.teacher.config.hidden_size, self.network.config.layers)
+        expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
@@ -322,16 +362,15 @@ class DraftModule(LightningModule):
         # Noise and gates depend on the step's number only, so a resumed run draws the same.
         torch.manual_seed((self.options.seed << 40) + (self.global_rank << 32) + self.global_step)
         texts = self.read(batch)
-        parts = self.compare(read_columns(self.network, texts, self.options.noise), texts)
+        parts = self.loss(texts, self.options.noise)
         for name, value in parts.items():
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=name == "loss")
         return parts["loss"]
 
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         texts = self.read(batch)
-        columns = read_columns(self.network, texts)
-        self.ranks += rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
-        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.compare(columns, texts)["loss"]) * len(texts)
+        self.ranks += self.rank(texts)
+        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.loss(texts)["loss"]) * len(texts)
         self.sums["rows"] = self.sums.get("rows", 0.0) + len(texts)
 
     def on_validation_epoch_end(self) -> None:
@@ -424,14 +463,14 @@ class DraftModule(LightningModule):
                 raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
             linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
             named, rates = self.network.named_parameters(), (options.lr, options.weight_decay, options.betas)
-            optimizer = MuonAdamW.of(named, lambda _, weight: id(weight) in linear, *rates)
+            optimizer = MuonAdamW.of(named, lambda name, weight: id(weight) in linear and name != HEAD, *rates)
         else:
             parameters = groups(self.network.parameters(), options.weight_decay)
             optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
         return scheduled(optimizer, lambda step: self.rate(step))
 
 
-def _expected(texts: list[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
+def expected_states(texts: Sequence[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
     """The target's LM head inputs (B, N, H) at the answers' tokens, padded on the right."""
     if -1 not in layers:
         raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")

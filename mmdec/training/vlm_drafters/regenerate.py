@@ -11,12 +11,14 @@ stored (2 H bytes a token: for small targets).
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mmdec.training.vlm_drafters.data import DraftData, Ramp
+from mmdec.training.vlm_drafters.module import DraftModule
 from mmdec.types import InputError, told
 
 
@@ -43,16 +45,24 @@ def main() -> None:
     if not 0 <= options.part < options.parts:
         raise InputError(f"`part` must be from 0 to {options.parts - 1}, but is {options.part}.")
     changes = {name: value for name in ("base", "corpus", "kept") if (value := getattr(options, name)) is not None}
-    changes |= {"allow_absolute_paths": True} if options.allow_absolute_paths else {}
+    changes |= {"allow_absolute_paths": True} if options.allow_absolute else {}
     recipe = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     data = draft_data(recipe, **changes)
     fresh = data.regenerate(options.part, options.parts, options.device)
     print(f"{fresh} answers are new, in {data.kept}")
     if options.features:
-        model = recipe["model"]["init_args"]
-        layers = (model.get("network") or {}).get("layers", (-1,))
-        fresh = data.keep_features(layers, model.get("half_teacher", False), options.part, options.parts)
+        chosen = recipe["model"]
+        module = draft_module(chosen["class_path"], **chosen["init_args"])
+        needs = module.needed(module.draft_config(data.teacher))
+        fresh = data.keep_features(needs, module.options.half_teacher, options.part, options.parts)
         print(f"{fresh} readings are new")
+
+
+def draft_module(path: str, **options: Any) -> DraftModule:
+    """The module that a recipe names, "package.module.Class", with its options."""
+    package, _, name = path.rpartition(".")
+    module: DraftModule = getattr(import_module(package), name)(**options)
+    return module
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from transformers import AutoProcessor
 
 from mmdec.images import read_image, to_pil
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names
-from mmdec.training.corpora.image_text import Conversation, read_conversations
+from mmdec.training.corpora.chats import SUFFIXES, SYSTEM, picture_folder, read_chats
+from mmdec.training.corpora.image_text import Conversation
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.inspection import sizes_of
 from mmdec.types import InputError
@@ -39,7 +40,7 @@ class Prompting:
         """The inputs of one sample, a batch of one. Video frames enter as a video if the processor supports videos,
         else as pictures."""
         if self.tokenizer is self.processor:  # a language model has no processor, only a tokenizer, and no pictures
-            return self._text(sample.question)
+            return self._text(sample)
         content: list[dict[str, Any]] = []
         if sample.video and self.films:
             content.append({"type": "video", "video": np.stack([read_image(path) for path in sample.video])})
@@ -49,7 +50,10 @@ class Prompting:
         content.append({"type": "text", "text": sample.question})
         return dict(
             self.processor.apply_chat_template(
-                [{"role": "user", "content": content}],
+                [
+                    *({"role": role, "content": [{"type": "text", "text": text}]} for role, text in sample.history),
+                    {"role": "user", "content": content},
+                ],
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=True,
@@ -57,10 +61,11 @@ class Prompting:
             )
         )
 
-    def _text(self, question: str) -> Inputs:
+    def _text(self, sample: Sample) -> Inputs:
+        said = (*sample.history, ("user", sample.question))
         if not self.tokenizer.chat_template:
-            return dict(self.tokenizer(question, return_tensors="pt"))
-        messages = [{"role": "user", "content": question}]
+            return dict(self.tokenizer("\n".join(text for _, text in said), return_tensors="pt"))
+        messages = [{"role": role, "content": text} for role, text in said]
         return dict(
             self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
@@ -125,6 +130,7 @@ class Sample:
     images: tuple[Path, ...] = ()
     video: tuple[Path, ...] = ()  # frames, in their order
     words: int = 0
+    history: tuple[tuple[str, str], ...] = ()  # (role, text) of what was said before
     place: str = field(default="", compare=False)  # file and row where the question is listed
 
     @property
@@ -146,34 +152,46 @@ class Choice:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Questions:
+    """How a list's rows become questions. frames: number of pictures taken from a video, a folder of pictures.
+    history: the most earlier turns that a question without pictures keeps. images: folder of the pictures; None: beside
+    the list."""
+
+    frames: int = 8
+    history: int = 2
+    images: Path | None = None
+
+
 def read_samples(
     corpus: Path,
     split: str,
-    frames: int,
+    reading: Questions,
     choice: Choice | None = None,
     admission: Admission = STRICT,
     kept: Path | None = None,
 ) -> list[Sample]:
-    """Read the questions of {corpus}/{split}.json that `choice` selects; None: all, in their order.
+    """Read the questions that `choice` selects; None: all, in their order.
 
-    frames: number of pictures taken from a video, which is a folder of pictures. kept: folder where the results of
-        picture checks are stored; None: nowhere.
+    corpus: a folder with {split}.json, .jsonl or .txt, or such a file itself, see `read_chats`. reading: how rows
+        become questions. kept: folder where the results of picture checks are stored; None: nowhere.
 
     Each picture is read once as a check. Questions about unreadable pictures are left out; their names and number are
     logged.
     Raises InputError for a bad row, naming it, and where too many are left out.
     """
-    listed = corpus / f"{split}.json"
-    if not listed.is_file():
+    files = [corpus] if corpus.is_file() else [corpus / f"{split}{suffix}" for suffix in SUFFIXES]
+    listed = next((file for file in files if file.is_file()), None)
+    if listed is None:
         raise InputError(f"`corpus` must hold {split}.json, but '{corpus}' does not. Build or download it first.")
-    conversations = read_conversations(listed, admission=admission)
-    choice, root = choice or Choice(), admission.names(corpus / "images")
+    conversations = read_chats(listed, reading.images, admission)
+    choice, root = choice or Choice(), admission.names(picture_folder(listed, reading.images))
     if choice.count is None:
-        questions: Iterable[Sample] = (question for row in conversations for question in _questions(row, root, frames))
+        questions: Iterable[Sample] = (one for row in conversations for one in _questions(row, root, reading))
     else:
         draw = np.random.default_rng([SUBSET, choice.seed])
         order = draw.permutation(len(conversations)).tolist()
-        laps = (_drawn([conversations[number] for number in order], root, frames, choice.seed, lap) for lap in (0, 1))
+        laps = (_drawn([conversations[number] for number in order], root, reading, choice.seed, lap) for lap in (0, 1))
         questions = chain.from_iterable(laps)
     whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of {shown(listed)}")
     return [replace(question, name=_name(question)) for question in whole]
@@ -197,10 +215,10 @@ def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of:
     return whole
 
 
-def _drawn(rows: Sequence[Conversation], root: Names, frames: int, seed: int, lap: int) -> Iterator[Sample]:
+def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: int, lap: int) -> Iterator[Sample]:
     """Shuffled questions. Lap 0 gives one long and one short question of each conversation, lap 1 the rest."""
     for number, row in enumerate(rows):
-        questions = list(_questions(row, root, frames))
+        questions = list(_questions(row, root, reading))
         kinds: set[bool] = set()
         for index in np.random.default_rng([SUBSET, seed, number]).permutation(len(questions)).tolist():
             kind = questions[index].words >= LONG
@@ -225,14 +243,22 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
     return [question for kind in (True, False) for question in chosen[kind][: counts[kind] + spare[kind]]]
 
 
-def _questions(conversation: Conversation, root: Names, frames: int) -> Iterator[Sample]:
-    video = _frames(conversation, root, frames)
-    for question, answer in conversation.turns:
-        yield Sample("", question, conversation.images, video, len(answer.split()), conversation.place)
+def _questions(conversation: Conversation, root: Names, reading: Questions) -> Iterator[Sample]:
+    """Each question. Those about pictures are asked alone; others come after the turns before them."""
+    video = _frames(conversation, root, reading.frames)
+    system = conversation.notes.get(SYSTEM)
+    begun = () if system is None else ((SYSTEM, str(system)),)
+    for index, (question, answer) in enumerate(conversation.turns):
+        before = () if conversation.images or video else conversation.turns[max(0, index - reading.history) : index]
+        said = tuple(pair for q, a in before for pair in (("user", q), ("assistant", a)))
+        words = len(answer.split())
+        yield Sample("", question, conversation.images, video, words, (*begun, *said), conversation.place)
 
 
 def _name(sample: Sample) -> str:
     digest = hashlib.blake2b(f"{FORMAT} {sample.question}\n".encode(), digest_size=12)
+    for role, text in sample.history:
+        digest.update(f"{role}: {text}\n".encode())
     for path in (*sample.images, *sample.video):
         digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
     return digest.hexdigest()

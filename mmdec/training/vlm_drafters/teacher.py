@@ -23,10 +23,12 @@ from transformers import (
 
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.nn.fingerprint import fingerprint
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.registry import target_of
 from mmdec.training.processes import only_one
-from mmdec.training.stores import StateStore
+from mmdec.training.stores import StateStore, TokenStore
 from mmdec.training.vlm_drafters.samples import Inputs, append, join
-from mmdec.types import InputError
+from mmdec.types import InputError, Needs
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,10 @@ class Reading:
 
     prompt: int  # P
     answer: list[int]  # L - P + 1 tokens
-    embeds: Tensor  # (L, H), the first layer's inputs
+    embeds: Tensor  # (L, H), the first layer's inputs, or the embeddings of the token ids (`Needs.embeds`)
     features: Tensor  # (L, k * H) of the layers that the drafter reads
     visual: Tensor  # (L,) bool
+    positions: Tensor | None = None  # (3, L) int64, of a target whose positions have three axes
 
     def to(self, device: torch.device) -> Reading:
         """The same on another device, in float32."""
@@ -48,6 +51,7 @@ class Reading:
             self.embeds.to(device).float(),
             self.features.to(device).float(),
             self.visual.to(device),
+            None if self.positions is None else self.positions.to(device),
         )
 
 
@@ -56,6 +60,12 @@ class Teacher:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.requires_grad_(False).eval()
+        target = target_of(self.model)
+        if not isinstance(target, DecoderTarget):
+            raise InputError(
+                f"`base` must be a language model, with or without images, but is {type(model).__name__}. Name another."
+            )
+        self.target = target
         self.config: Any = model.config.get_text_config(decoder=True)
         settings: Any = model.config
         names = ("image_token_id", "video_token_id", "image_token_index")
@@ -96,30 +106,32 @@ class Teacher:
 
     @torch.no_grad()
     def read(
-        self,
-        prompts: Sequence[Inputs],
-        answers: Sequence[Sequence[int]],
-        layers: Sequence[int],
-        half: bool = False,
+        self, prompts: Sequence[Inputs], answers: Sequence[Sequence[int]], needs: Needs, half: bool = False
     ) -> list[Reading]:
         """Compute the features of a batch of texts in one pass; each prompt is a batch of one.
 
-        layers: indices of the layers whose outputs are the features; -1: the LM head's input. half: matrix products in
-            bfloat16, if the device is fast in it.
+        The target's own reader does it, so a network is trained on what it reads while decoding.
+
+        needs: the layers whose features are read, and whether visual tokens have their projected embeddings. half:
+            matrix products in bfloat16, if the device is fast in it.
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
-        batch = self.to_device(join(rows, self.pad, left=False))
+        batch = self.to_device(join(rows, self.pad, left=True))
         half = half and fast_bfloat16(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            out = self.model(**batch, use_cache=False, output_hidden_states=True, logits_to_keep=1)
-        states = out.hidden_states
-        features = torch.cat([states[layer if layer < 0 else layer + 1] for layer in layers], -1)
-        visual = self.visual(batch["input_ids"])
+            context = self.target.read(batch, needs)
+        features = torch.cat([context.features[layer] for layer in needs.layers], -1)
+        embeds = self.embed(batch["input_ids"]) if context.embeds is None else context.embeds
+        visual = context.mask.new_zeros(context.mask.shape) if context.visual is None else context.visual
+        positions = context.positions if len(context.positions) > 1 else None
         readings = []
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             begin = prompt["input_ids"].shape[1]
-            part = slice(0, begin + len(answer) - 1)
-            readings.append(Reading(begin, list(answer), states[0][row, part], features[row, part], visual[row, part]))
+            part = slice(-(begin + len(answer) - 1), None)
+            own = None if positions is None else positions[:, row, part]
+            readings.append(
+                Reading(begin, list(answer), embeds[row, part], features[row, part], visual[row, part], own)
+            )
         return readings
 
     @torch.no_grad()
@@ -158,41 +170,56 @@ WRITERS = 1000  # the most runs that write to one folder at a time
 
 
 class ReadingStore:
-    """Stores features on disk by sample name: 2 H bytes for each token and layer, and as many for each visual token."""
+    """Stores features on disk by sample name: 2 H bytes for each token and layer, and as many for each visual token
+    whose projected embedding is read."""
 
-    def __init__(self, folder: Path, teacher: Teacher, layers: Sequence[int], half: bool, rank: int = 0) -> None:
-        """layers, half: see `Teacher.read`. Runs that write at the same time have separate files."""
+    def __init__(self, folder: Path, teacher: Teacher, needs: Needs, half: bool, rank: int = 0) -> None:
+        """needs, half: see `Teacher.read`. Runs that write at the same time have separate files."""
         size = teacher.config.hidden_size
-        self.teacher, self.layers, self.half = teacher, tuple(layers), half
+        self.teacher, self.needs, self.half = teacher, needs, half
         self.locks = ExitStack()
         number = writer_number(folder, rank, self.locks)
-        self.features = StateStore(folder / "features", len(layers) * size, number)  # its `tokens` are the text's
-        self.visual = StateStore(folder / "visual", size, number)  # its `tokens` are the visual columns
+        # its `tokens` are the text's
+        self.features = StateStore(folder / "features", len(needs.layers) * size, number)
+        # its `tokens` are the visual columns
+        self.visual = StateStore(folder / "visual", size, number) if needs.embeds else None
+        self.positions = TokenStore(folder / "positions", number)  # of targets with three axes, one after the other
 
     def __contains__(self, name: object) -> bool:
-        return name in self.features and name in self.visual
+        return name in self.features and (self.visual is None or name in self.visual)
 
     def get(self, name: str, answer: Sequence[int]) -> Reading:
         """The stored features of a sample. Raises KeyError for a name that is not stored."""
         tokens, features = self.features.get(name)
-        columns, pixel_embeds = self.visual.get(name)
-        embeds = self.teacher.embed(torch.tensor(tokens, device=self.teacher.device)).float().cpu()
-        visual = torch.zeros(len(tokens), dtype=torch.bool)
-        visual[columns] = True
-        embeds[visual] = pixel_embeds
-        return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual)
+        ids = torch.tensor(tokens, device=self.teacher.device)
+        embeds, visual = self.teacher.embed(ids).float().cpu(), self.teacher.visual(ids).cpu()
+        if self.visual is not None:
+            columns, projected = self.visual.get(name)
+            embeds[columns] = projected
+        axes = self.positions.get(name)
+        positions = None if axes is None else torch.tensor(axes).view(3, -1)
+        return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
 
     def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
         """Store (tokens, reading) by name. Returns the readings as `get` will return them: in half precision."""
         rounded = {}
         for name, (_, reading) in readings.items():
             embeds = reading.embeds.float().clone()
-            embeds[reading.visual] = embeds[reading.visual].half().float()
+            if self.visual is not None:
+                embeds[reading.visual] = embeds[reading.visual].half().float()
             rounded[name] = replace(reading, embeds=embeds, features=reading.features.half().float())
-        self.visual.add(
+        if self.visual is not None:
+            self.visual.add(
+                {
+                    name: (reading.visual.nonzero()[:, 0].tolist(), reading.embeds[reading.visual])
+                    for name, (_, reading) in readings.items()
+                }
+            )
+        self.positions.add(
             {
-                name: (reading.visual.nonzero()[:, 0].tolist(), reading.embeds[reading.visual])
+                name: reading.positions.flatten().tolist()
                 for name, (_, reading) in readings.items()
+                if reading.positions is not None
             }
         )
         self.features.add({name: (tokens, reading.features) for name, (tokens, reading) in readings.items()})
@@ -204,7 +231,7 @@ class ReadingStore:
         """The features of a batch, on the CPU. Missing ones are computed and stored. prompts: None if all are
         stored."""
         if prompts is not None:
-            readings = self.teacher.read(prompts, answers, self.layers, self.half)
+            readings = self.teacher.read(prompts, answers, self.needs, self.half)
             fresh = {}
             for name, prompt, answer, reading in zip(names, prompts, answers, readings, strict=True):
                 if name not in self:

@@ -4,7 +4,9 @@ Column c of an answer reads its token c together with the target's feature of th
 of token c, from which the LM head predicts token c + 1. Column 0 is the root after the prompt. Step 0 reads the
 target's features. At step s, column c reads the network's own feature, which step s - 1 computed at column c - 1. It
 attends to what the cache of a draft with its root at column c - s holds: the target's columns up to the root, and one
-column of each step in between (HASS, Zhang et al. 2025; EAGLE-3's training-time test, Li et al. 2025, section 3.2).
+column of each step in between (HASS, Zhang et al. 2025; EAGLE-3's training-time test, Li et al. 2025, section 3.2). By
+roots these are the causal prefix of step 0, and in each later step the root's own column: a diagonal, for which
+`diagonal_attention` needs no mask.
 
 B texts, M states of the longest prompt, N columns of the longest answer, H hidden size, k layers whose features are
 read.
@@ -15,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.draft_network import DraftNetwork, Pair, Prompted
 from mmdec.training.vlm_drafters.teacher import Reading
 
 
@@ -29,12 +32,12 @@ class Columns:
     """The network's inputs for a batch, padded on the right. prompt_mask (B, M) and mask (B, N): False at padding."""
 
     states: Tensor  # (B, M, H) of the prompts, as the layer's inputs
-    prompt_positions: Tensor  # (B, M)
+    prompt_positions: Tensor  # (B, M), or (3, B, M) where the network follows three axes
     prompt_mask: Tensor
     carry: Tensor | None  # (B, 1, H), see `Prompted`
     embeds: Tensor  # (B, N, H) of the answers' tokens
     features: Tensor  # (B, N, k * H) of the tokens before them
-    positions: Tensor  # (B, N)
+    positions: Tensor  # (B, N), or (3, B, N)
     mask: Tensor
 
 
@@ -51,17 +54,29 @@ def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float =
         prompts.append(network.prompt(text.embeds[:begin], states[:begin], text.visual[:begin]))
         embeds.append(text.embeds[begin:])
         features.append(states[begin - 1 : -1])
-        positions.append(torch.arange(begin - 1, len(states) - 1, device=states.device))
+        positions.append(_positions(network, text, prompts[-1]))
     return Columns(
         states=pad_sequence([prompt.states for prompt in prompts], batch_first=True),
-        prompt_positions=pad_sequence([prompt.positions for prompt in prompts], batch_first=True),
+        prompt_positions=_stacked([before for before, _ in positions]),
         prompt_mask=_filled([len(prompt.states) for prompt in prompts], embeds[0].device),
         carry=_carried([prompt.carry for prompt in prompts]),
         embeds=pad_sequence(embeds, batch_first=True),
         features=pad_sequence(features, batch_first=True),
-        positions=pad_sequence(positions, batch_first=True),
+        positions=_stacked([after for _, after in positions]),
         mask=_filled([len(part) for part in embeds], embeds[0].device),
     )
+
+
+def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tuple[Tensor, Tensor]:
+    """Positions (axes, M) and (axes, N) of a text's columns, as the drafter gives them while decoding."""
+    count, device = len(text.answer) - 1, text.embeds.device
+    if text.positions is None or not network.config.follows:
+        start = text.prompt - 1 if prompted.end is None else prompted.end
+        return prompted.positions[None], torch.arange(start, start + count, device=device)[None]
+    axes = text.positions[:1] if cast(Any, network.config).positions == "temporal" else text.positions
+    start = int(text.positions[:, text.prompt].max()) - 1
+    after = torch.arange(start, start + count, device=device)
+    return axes[:, : text.prompt - 1], after.expand(len(axes), -1)
 
 
 def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool = True) -> list[Tensor]:
@@ -69,33 +84,66 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
 
     through: let gradients flow from a step into those before it.
     """
-    _, keys, values = network.project(columns.states, columns.prompt_positions)
-    cached, features, outputs = (keys, values), columns.features, []
-    length = columns.embeds.shape[1]
+    length, features, outputs = columns.embeds.shape[1], columns.features, list[Tensor]()
+    context = prompt_keys(network, columns)
+    diagonals: list[list[Pair]] = [[] for _ in context]
+    visible = additive(causal(columns.prompt_mask, length), columns.states.dtype)
     for step in range(min(steps, length)):
         enter = network.follow if step else network.fuse
         states = enter(columns.embeds[:, step:], features, columns.carry)
-        mask = step_mask(columns.prompt_mask, length, step)
-        hidden, pair = network.layer(states, columns.positions[:, step:], cached, additive(mask, states.dtype))
-        cached = torch.cat([cached[0], pair[0]], 2), torch.cat([cached[1], pair[1]], 2)
-        outputs.append(hidden)
-        features = hidden[:, :-1] if through else hidden[:, :-1].detach()
+        mask = visible[:, :, : length - step]
+        for index, own in enumerate(diagonals):
+            queries, *pair = network.project(states, columns.positions[..., step:], index=index)
+            if step:
+                own.append((pair[0], pair[1]))
+                mixed = diagonal_attention(queries, context[index], own, mask)
+                states = network.after_attention(states, mixed, index=index)
+            else:
+                keys, values = (torch.cat(both, 2) for both in zip(context[index], pair, strict=True))
+                context[index] = keys, values
+                states = network.attend(states, queries, keys, values, mask, index=index)
+        outputs.append(states)
+        features = states[:, :-1] if through else states[:, :-1].detach()
     return outputs
 
 
-def step_mask(prompt_mask: Tensor, length: int, step: int) -> Tensor:
-    """(B, N - s, M + N + (N - 1) + ... + (N - s)) bool: what each column c = s ... N - 1 attends to at step s.
+def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
+    """Keys and values (B, h, M, d) of the prompts' columns in each layer."""
+    states, pairs = columns.states, list[Pair]()
+    for index in range(network.depth):
+        queries, keys, values = network.project(states, columns.prompt_positions, index=index)
+        pairs.append((keys, values))
+        if index + 1 < network.depth:
+            states = network.attend(states, queries, keys, values, None, index=index)
+    return pairs
 
-    The prompt; of step 0 the columns up to c - s; of each step i = 1 ... s the column c - s + i.
+
+def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask: Tensor) -> Tensor:
+    """Attention of each root's newest column: to the target's columns, and to one column of each step since.
+
+    queries: (B, heads, n, d) of roots 0 ... n - 1. context: keys and values (B, h, S, d) of the target's columns. own:
+        keys and values (B, h, n or more, d) of each step; column r belongs to root r, and only root r attends to it.
+    mask: additive (B, 1, n, S), which of the target's columns each root sees.
+    Returns: (B, heads, n, d).
     """
+    keys, values = context
+    rows, groups, width, size = keys.shape
+    count = queries.shape[2]
+    queries = queries.view(rows, groups, -1, count, size) * size**-0.5
+    before = queries @ keys[:, :, None].transpose(-1, -2) + mask[:, :, None]  # (B, h, heads / h, n, S)
+    since = [(queries * step[:, :, None, :count]).sum(-1, keepdim=True) for step, _ in own]
+    weights = torch.cat([before, *(part.to(before.dtype) for part in since)], -1).softmax(-1)
+    mixed = weights[..., :width].to(values.dtype) @ values[:, :, None]
+    for index, (_, step) in enumerate(own, width):
+        mixed = mixed + weights[..., index : index + 1] * step[:, :, None, :count]
+    return mixed.flatten(1, 2)
+
+
+def causal(prompt_mask: Tensor, length: int) -> Tensor:
+    """(B, N, M + N) bool: the target's columns that each of N roots sees, the prompt and its own up to the root."""
     rows, device = len(prompt_mask), prompt_mask.device
-    queries = torch.arange(step, length, device=device)[:, None]
-    parts = [torch.arange(length, device=device) <= queries - step]
-    parts += [
-        torch.arange(earlier, length, device=device) == queries - step + earlier for earlier in range(1, step + 1)
-    ]
-    columns = torch.cat(parts, 1).expand(rows, -1, -1)
-    return torch.cat([prompt_mask[:, None].expand(-1, length - step, -1), columns], 2)
+    own = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -109,6 +157,12 @@ def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
     if first is None:
         return None
     return torch.stack([torch.zeros_like(first) if carry is None else carry for carry in carries])[:, None]
+
+
+def _stacked(positions: Sequence[Tensor]) -> Tensor:
+    """Pad positions (axes, n) of each text -> (B, longest), or (axes, B, longest) for several axes."""
+    padded = pad_sequence([own.t() for own in positions], batch_first=True).permute(2, 0, 1)
+    return padded if len(padded) > 1 else padded[0]
 
 
 def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from mmdec import audio, cli
 from mmdec.cli import files as outputs
 from mmdec.cli.files import PICTURES, SOUNDS, input_files, output_paths, together_as_one
-from mmdec.cli.options import Verb, as_typed
+from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.evaluation.quality.translation import COMPARED
 from mmdec.hub.find import LoadedModels
@@ -177,7 +177,9 @@ def test_help_names_the_verbs_and_the_exit_codes() -> None:
         assert "1 some inputs failed, or a benchmark was left out" in text.replace("│ ", "")
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert", "demo")])
+@pytest.mark.parametrize(
+    "verb", [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert", "export", "demo")]
+)
 def test_every_verb_that_ends_has_json(verb: str) -> None:
     """But `demo`, which serves until it is stopped."""
     assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
@@ -352,7 +354,7 @@ def test_a_folder_is_translated(folder: Path, tmp_path: Path, tiny_model: Path) 
     assert result.stdout.index("a.flac") < result.stdout.index("b.wav ->")
 
 
-ENDING = [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert")]
+ENDING = [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert", "export")]
 
 
 def command(verb: str) -> Any:
@@ -382,7 +384,7 @@ def test_there_is_one_example(verb: str) -> None:
 @pytest.mark.parametrize("verb", ENDING)
 def test_the_example_is_of_this_verb_and_parses(verb: str) -> None:
     found = command(verb)
-    assert isinstance(found, Verb)
+    assert isinstance(found, Verb | VerbGroup)
     words = shlex.split(found.epilog.removeprefix("Example: mmdec "))
     count = len(verb.split())
     assert words[:count] == verb.split()

@@ -124,7 +124,7 @@ def test_one_slow_pass_decides_nothing(first: int) -> None:
         accepted = [plan.depth if asked > 1 or first else 0]
         budget.observe(1, [1 + plan.depth], plan.depth, accepted, slow * tiny(1 + plan.depth), 0.001)
         assert asked or step < 5
-    assert asked > 25
+    assert asked > 12  # a drafter that does not know how sure it is waits until the loss is made up
 
 
 def test_experience_outlives_the_run() -> None:

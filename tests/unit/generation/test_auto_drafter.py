@@ -19,6 +19,7 @@ from mmdec.generation.auto_drafter import SHIPPED, auto_drafter, match, ship
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.whisper import LoadedWhisper, load_whisper, read_model
 from mmdec.nn.medusa import MedusaConfig
+from mmdec.pipelines.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import heads, medusa_heads, network, processor, write
@@ -139,3 +140,16 @@ def test_what_is_shipped_says_which_model_it_is_for(shipped: Path) -> None:
     settings = json.loads((shipped / SHIPPED).read_text(encoding="utf-8"))
     assert settings["model"] == "some/whisper"
     assert settings["drafters"] == ["medusa"]
+
+
+def test_a_calibration_that_is_shipped_for_the_weights_is_used(shipped: Path, bare: Path) -> None:
+    """By every copy of them; a fine-tuned model says that it has none."""
+    write_calibrations(shipped, {"transcript": Calibration({"mean": 0.0}, 0.0)}, {})
+    model = load_whisper(bare, "cpu")
+    out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=model, drafter=None, max_new_tokens=8)
+    assert (out.confidence, out.calibrated) == (0.5, True)
+    tuned: Any = LoadedWhisper(read_model(bare), model.processor)
+    with torch.no_grad():
+        tuned.model.model.decoder.layers[0].fc1.weight *= 1.01
+    out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=tuned, drafter=None, max_new_tokens=8)
+    assert not out.calibrated

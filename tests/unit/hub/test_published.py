@@ -439,14 +439,12 @@ def test_what_eagle3_cannot_be(tmp_path: Path, change: dict[str, Any], settings:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 3}}, "DFlash, which .* yet"),
-        ({"speculators_model_type": "dflash"}, "DFlash, which .* yet"),
         ({"speculators_model_type": "dspark"}, "DSpark"),
         ({"speculators_model_type": "mtp"}, "MTP"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"markov_rank": 256}}, "DSpark"),
         ({"architectures": ["DominoDraftModel"]}, "Domino"),
         ({"speculators_model_type": "owl"}, "'owl'"),
-        ({}, "DFlash"),
+        ({"speculators_model_type": "dflash2"}, "DFlash 2"),
     ],
 )
 def test_drafters_that_are_known_and_not_supported(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

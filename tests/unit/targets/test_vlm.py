@@ -66,8 +66,6 @@ def other_attention() -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: llava(model_type="mistral", sliding_window=8), "DynamicSlidingWindowLayer"),
-        (lambda: llava(model_type="qwen2", **SLIDING), "DynamicSlidingWindowLayer"),
         (lambda: llava(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
         (other_attention, "flex_attention, which takes no tree"),
         (

@@ -176,6 +176,9 @@ def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Pa
     assert report["stages"]["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
     assert report["stages"]["lookup"]["drafter"] > report["stages"]["plain"]["drafter"]
     assert "task b" in shown(screen(BenchRun((found,))))
+    assert "accepted: without it" in shown(screen(BenchRun((found,))))  # papers give tokens a round both ways
+    rows = [row for row in found.comparisons if row.group == "all" and row.subject == "recycling"]
+    assert all(0 <= row.accepted_per_round <= row.tokens_per_round for row in rows)
 
 
 def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from PIL import Image
 import mmdec
 from mmdec.decode.loop import Round
 from mmdec.drafters.lookup import Lookup
+from mmdec.hub.language_model import load_language_model
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.types import InputError
+from tests.support import tiny_text_folder
 from tests.support.pictures import QUESTION, pixels, stock
+from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import llava, qwen, write
+from tests.support.vision_drafters import network_drafter
 
 
 def png(image: np.ndarray) -> bytes:
@@ -69,6 +74,49 @@ def test_answers_are_those_of_generate(loaded: tuple[Any, Any]) -> None:
         assert found[2].timings["vision"] == 0
         assert found[0].timings["vision"] > 0
         assert (found[0].drafted == 0) == (drafter is None)
+
+
+@pytest.fixture(scope="module")
+def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small language model with a tokenizer of its own."""
+    return tiny_text_folder.write(
+        tmp_path_factory.mktemp("text") / "small", tiny_text_folder.OTHER, 3, num_hidden_layers=1
+    )
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("nodes", [None, 4])
+@pytest.mark.parametrize("given", ["other tokens", "other tokens, loaded", "same tokens", "eagle3"])
+def test_a_drafter_of_text_changes_no_answer(
+    loaded: tuple[Any, Any], text_models: Path, given: str, nodes: int | None, batch_size: int
+) -> None:
+    """A small language model and an EAGLE-3 that was trained on text do not see the pictures' columns."""
+    model, processor = loaded
+    drafters: dict[str, Callable[[], Any]] = {
+        "other tokens": lambda: text_models,
+        "other tokens, loaded": lambda: load_language_model(text_models, "cpu").model,
+        "same tokens": lambda: language_model("llama", 2, vocab_size=model.config.get_text_config().vocab_size),
+        "eagle3": lambda: network_drafter("eagle3", model, pictures="dropped"),
+    }
+    asked = [pixels(0), (pixels(1), pixels(2, 60, 20)), (), (pixels(3), pixels(4), pixels(5))]
+    prompts = [QUESTION, "Where is the red star?", "It is 09:30.", "A menu?"]
+    wanted = [
+        stock(model, processor, prompt, *(one if isinstance(one, tuple) else (one,)))
+        for one, prompt in zip(asked, prompts, strict=True)
+    ]
+    found = mmdec.describe(
+        asked,
+        prompts,
+        model=model,
+        processor=processor,
+        drafter=drafters[given](),
+        num_speculative_tokens=nodes,
+        batch_size=batch_size,
+        statistics=mmdec.DecodingStatistics(),
+    )
+    assert [one.tokens for one in found] == wanted
+    assert nodes is None or sum(one.drafted for one in found)
 
 
 def test_options_go_to_generate(vlm: LoadedVlm) -> None:

@@ -158,6 +158,18 @@ def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
     assert beside[0].images == (tmp_path / "001.jpg",)
 
 
+def test_mmspec(tmp_path: Path) -> None:
+    """Several turns have one picture; the first is asked. Topics group them, for categories are their sources' own."""
+    rows = [
+        {"id": "mmspec_001", "image": "mmspec_001.jpg", "turns": ["Is it red?"], "category": "default", "topic": "vqa"},
+        {"id": "mmspec_002", "image": "mmspec_002.png", "turns": ["Who?", "Why?"], "category": "ab", "topic": "talk"},
+    ]
+    (tmp_path / "images").mkdir()
+    talk, vqa = read_questions(lines(tmp_path / "mmspec.jsonl", rows))
+    assert (talk.id, talk.question, talk.task, talk.scoring) == ("mmspec_002", "Who?", "talk", "")
+    assert vqa.images == (tmp_path / "images" / "mmspec_001.jpg",)
+
+
 def test_a_list_of_ones_own(tmp_path: Path) -> None:
     rows = [
         {"image": ["a.png", "b/c.png"], "question": "Which is larger?", "answer": "The first"},

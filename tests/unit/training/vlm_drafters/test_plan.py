@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from mmdec.training.vlm_drafters.data import DraftData, Ramp
-from mmdec.training.vlm_drafters.samples import Choice, Sample, choose, read_samples
+from mmdec.training.vlm_drafters.samples import Choice, Questions, Sample, choose, read_samples
 from mmdec.types import InputError
 
 
@@ -126,15 +126,17 @@ def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
         picture(tmp_path / "images" / f"{number}.png")
     rows = [row(number, LONG, "short", "brief", image=f"{number}.png") for number in range(10)]
     corpus = write(tmp_path, rows)
-    assert len(read_samples(corpus, "train", 8)) == 30
-    found = read_samples(corpus, "train", 8, Choice(12, 0.5, seed=1))
+    assert len(read_samples(corpus, "train", Questions())) == 30
+    found = read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
     assert [one.words for one in found] == [30] * 6 + [1] * 6
     assert len({one.images for one in found[:6]}) == 6  # of different pictures, as long as there are
     assert len({one.name for one in found}) == 12
-    assert found == read_samples(corpus, "train", 8, Choice(12, 0.5, seed=1))
-    assert found != read_samples(corpus, "train", 8, Choice(12, 0.5, seed=2))
-    assert len(read_samples(corpus, "train", 8, Choice(25, None))) == 25  # more than one of a picture, where needed
-    assert len(read_samples(corpus, "train", 8, Choice(100, 0.5))) == 30
+    assert found == read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
+    assert found != read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=2))
+    assert (
+        len(read_samples(corpus, "train", Questions(), Choice(25, None))) == 25
+    )  # more than one of a picture, where needed
+    assert len(read_samples(corpus, "train", Questions(), Choice(100, 0.5))) == 30
 
 
 def test_a_kind_that_is_rare_gives_way() -> None:
@@ -147,7 +149,7 @@ def test_a_kind_that_is_rare_gives_way() -> None:
 def test_frames_are_spread_over_the_video(tmp_path: Path) -> None:
     for number in range(9):
         picture(tmp_path / "images" / "film" / f"{number:03d}.png")
-    (sample,) = read_samples(write(tmp_path, [row(0, "A film.", video="film")]), "train", 3)
+    (sample,) = read_samples(write(tmp_path, [row(0, "A film.", video="film")]), "train", Questions(frames=3))
     assert [path.stem for path in sample.video] == ["000", "004", "008"]
     assert sample.visual
     plain = sample.without_pictures()
@@ -167,6 +169,6 @@ def test_frames_are_spread_over_the_video(tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_samples(write(tmp_path, [row(0, "Yes.", **fields)]), "train", 3)
+        read_samples(write(tmp_path, [row(0, "Yes.", **fields)]), "train", Questions(frames=3))
     with pytest.raises(InputError, match=r"must hold dev\.json"):
-        read_samples(tmp_path, "dev", 3)
+        read_samples(tmp_path, "dev", Questions())

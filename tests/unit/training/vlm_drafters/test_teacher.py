@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from mmdec.drafters.medusa import WIDTH
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.generation.speculation import generate
+from mmdec.targets.vlm import VlmTarget
 from mmdec.training.medusa.simulate import measure
 from mmdec.training.vlm_drafters.module import rank_texts
+from mmdec.training.vlm_drafters.samples import append
 from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
+from mmdec.types import Needs
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_vlm import KINDS, SIZES, Picture, batch_of, vision_model
 
+LAST = Needs(layers=(-1,), embeds=True)
+BOTH = Needs(layers=(0, -1), embeds=True)
 ANSWERS = [[7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
 
 
@@ -31,9 +39,9 @@ def test_a_batch_is_read_as_its_rows_alone(kind: str) -> None:
     model = vision_model(kind)
     teacher = Teacher(model)
     asked = prompts(kind)
-    batch = teacher.read(asked, ANSWERS, (0, -1))
+    batch = teacher.read(asked, ANSWERS, BOTH)
     for prompt, answer, found in zip(asked, ANSWERS, batch, strict=True):
-        (alone,) = teacher.read([prompt], [answer], (0, -1))
+        (alone,) = teacher.read([prompt], [answer], BOTH)
         assert found.prompt == prompt["input_ids"].shape[1]
         assert len(found.features) == found.prompt + len(answer) - 1
         torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
@@ -60,17 +68,74 @@ def test_answers_are_those_of_generate(kind: str) -> None:
         assert answer == made[: end + 1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_those_that_decoding_reads(kind: str) -> None:
+    """Also within Qwen3-VL's DeepStack, and the last layer before the final norm: what a drafter reads while decoding;
+    placeholders have their own embeddings where the drafter reads these; positions are the target's."""
+    model = vision_model(kind)
+    teacher, target, needs = Teacher(model), VlmTarget(model), Needs(layers=(0, 1, 2, -1))
+    for prompt, answer in zip(prompts(kind), ANSWERS, strict=True):
+        (found,) = teacher.read([prompt], [answer], needs)
+        whole = append(prompt, answer[:-1])
+        _, context, _, _ = target.prefill(whole, needs)
+        wanted = torch.cat([context.features[layer][0] for layer in needs.layers], -1)
+        torch.testing.assert_close(found.features, wanted)
+        assert not torch.allclose(found.features[:, 64:96], found.features[:, 96:])  # before and after the norm
+        torch.testing.assert_close(found.embeds, teacher.embed(whole["input_ids"][0]))
+        axes = context.positions[:, 0]
+        assert (found.positions is None) == (len(axes) == 1)
+        if found.positions is not None:
+            assert torch.equal(found.positions, axes)
+
+
+CONVENTIONS: list[dict[str, Any]] = [
+    {"positions": "temporal", "pictures": "placeholder"},
+    {"positions": "axes", "pictures": "placeholder", "mrope_section": (2, 1, 1)},
+    {"positions": "text", "pictures": "projected"},
+    {"pictures": "dropped"},
+]
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("stored", [False, True])
+def test_training_reads_columns_as_decoding_does(convention: dict[str, Any], stored: bool, tmp_path: Path) -> None:
+    """EAGLE-3's columns of a text with pictures: the layer's inputs and positions that the drafter's cache is made of,
+    by each convention; features in half precision where they are stored."""
+    model = vision_model("qwen2_5_vl")
+    network = draft_network("eagle3", model, **convention)
+    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    teacher, prompt = Teacher(model), prompts("qwen2_5_vl")[2]
+    (text,) = teacher.read([prompt], [ANSWERS[2]], drafter.needs)
+    if stored:
+        store = ReadingStore(tmp_path, teacher, drafter.needs, False)
+        ids = append(prompt, ANSWERS[2][:-1])["input_ids"][0].tolist()
+        store.add({"one": (ids, text)})
+        text = store.get("one", ANSWERS[2])
+    columns = read_columns(network, [text])
+    _, context, _, _ = VlmTarget(model).prefill(prompt, drafter.needs)
+    memory = drafter.start(context)
+    (waiting,) = memory.queue
+    states, positions, _ = drafter._prompt(memory, waiting)  # type: ignore[arg-type]
+    near = 3e-2 if stored else 1e-4
+    torch.testing.assert_close(columns.states, states, atol=near, rtol=near)
+    assert torch.equal(columns.prompt_positions, positions)
+    first = columns.positions[..., 0].flatten().tolist()
+    assert first == [memory.positions[0]] * len(first)
+    assert torch.equal(columns.positions.diff(dim=-1), torch.ones_like(columns.positions[..., 1:]))
+    torch.testing.assert_close(columns.embeds[0], teacher.embed(torch.tensor(ANSWERS[2][:-1])))
+
+
 def test_kept_readings_are_those_that_were_made(tmp_path) -> None:
     teacher = Teacher(vision_model("llava"))
     asked = prompts("llava")
-    store = ReadingStore(tmp_path, teacher, (-1,), False)
-    found = teacher.read(asked, ANSWERS, (-1,))
+    store = ReadingStore(tmp_path, teacher, LAST, False)
+    found = teacher.read(asked, ANSWERS, LAST)
     tokens = [
         torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])]).tolist()
         for prompt, answer in zip(asked, ANSWERS, strict=True)
     ]
     rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(found)})
-    for again in (store, ReadingStore(tmp_path, teacher, (-1,), False)):
+    for again in (store, ReadingStore(tmp_path, teacher, LAST, False)):
         for number, one in enumerate(found):
             kept: Reading = again.get(str(number), ANSWERS[number])
             assert kept.prompt == one.prompt
@@ -97,7 +162,7 @@ def test_simulated_chains_are_decoding(system: str) -> None:
         begin = prompt["input_ids"].shape[1]
         decoded = generate(model, prompt, drafter, num_speculative_tokens=depth, max_new_tokens=40)
         answer = decoded.sequences[0, begin:].tolist()
-        texts = teacher.read([prompt], [answer], (-1,))
+        texts = teacher.read([prompt], [answer], LAST)
         columns = read_columns(network, texts)
         ranks = rank_texts(columns, unrolled(network, columns, depth), teacher.logits, texts)
         assert ranks[0].shape == (len(answer) - 1, depth)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.flash import FlashNetwork
 from mmdec.training.vlm_drafters.module import Weights, losses
 from mmdec.training.vlm_drafters.systems import FlashModule, raw_slots, text_embeds
 from mmdec.training.vlm_drafters.teacher import Reading
-from mmdec.training.vlm_drafters.unroll import read_columns, step_mask, unrolled
+from mmdec.training.vlm_drafters.unroll import additive, causal, diagonal_attention, read_columns, unrolled
 from mmdec.types import InputError
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_vlm import vision_model
@@ -25,20 +26,25 @@ SYSTEMS: list[tuple[str, dict[str, Any]]] = [
     ("msd", {"visual_token": "own"}),
     ("specvlm", {}),
     ("vispec", {}),
+    ("eagle3", {}),
+    ("eagle3", {"num_hidden_layers": 2, "qk_norm": True, "norm_output": True}),
+    ("eagle3", {"pictures": "dropped"}),
 ]
 
 
-def reading(prompt: int, answer: int, seed: int, seen: range = range(0)) -> Reading:
-    """A text of random numbers. seen: its visual columns."""
+def reading(prompt: int, answer: int, seed: int, seen: range = range(0), channels: int = 32) -> Reading:
+    """A text of random numbers. seen: its visual columns. channels: of its features."""
     draw = torch.Generator().manual_seed(seed)
     length = prompt + answer - 1
     visual = torch.zeros(length, dtype=torch.bool)
     visual[list(seen)] = True
-    embeds, features = (torch.randn(length, 32, generator=draw).double() for _ in range(2))
+    embeds, features = (torch.randn(length, size, generator=draw).double() for size in (32, channels))
     return Reading(prompt, torch.randint(6, 58, (answer,), generator=draw).tolist(), embeds, features, visual)
 
 
-TEXTS = [reading(9, 6, 1, range(2, 6)), reading(5, 9, 2), reading(12, 2, 3, range(1, 10))]
+SHAPES: list[tuple[int, int, int, range]] = [(9, 6, 1, range(2, 6)), (5, 9, 2, range(0)), (12, 2, 3, range(1, 10))]
+TEXTS = [reading(*shape) for shape in SHAPES]
+WIDE = [reading(*shape, channels=96) for shape in SHAPES]  # of three layers
 
 
 def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list[Tensor]:
@@ -47,13 +53,14 @@ def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list
     prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
     known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root], prompt.carry)
     states = torch.cat([prompt.states, known])
-    positions = torch.cat([prompt.positions, torch.arange(begin - 1, begin + root)])
+    start = begin - 1 if prompt.end is None else prompt.end
+    positions = torch.cat([prompt.positions, torch.arange(start, start + root + 1)])
     found: list[Tensor] = []
     for step in range(steps):
         if step:
-            own = network.fuse(text.embeds[begin + root + step], network.feature(found[-1]), prompt.carry)
+            own = network.follow(text.embeds[begin + root + step], found[-1], prompt.carry)
             states = torch.cat([states, own[None]])
-            positions = torch.cat([positions, torch.tensor([begin - 1 + root + step])])
+            positions = torch.cat([positions, torch.tensor([start + root + step])])
         hidden, _ = network.layer(states[None], positions[None])
         found.append(hidden[0, -1])
     return found
@@ -62,9 +69,10 @@ def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list
 @pytest.mark.parametrize(("system", "changes"), SYSTEMS)
 def test_every_root_is_drafted_from_as_decoding_would(system: str, changes: dict[str, Any]) -> None:
     network = draft_network(system, vision_model("llava"), **changes).double()
-    outputs = unrolled(network, read_columns(network, TEXTS), 4)
+    read = WIDE if system == "eagle3" else TEXTS
+    outputs = unrolled(network, read_columns(network, read), 4)
     assert [out.shape[1] for out in outputs] == [8, 7, 6, 5]
-    for row, text in enumerate(TEXTS):
+    for row, text in enumerate(read):
         columns = len(text.answer) - 1
         for root in range(columns):
             steps = min(4, columns - root)
@@ -72,21 +80,51 @@ def test_every_root_is_drafted_from_as_decoding_would(system: str, changes: dict
                 torch.testing.assert_close(outputs[step][row, root], wanted)
 
 
-def test_masks_are_those_of_a_slow_loop() -> None:
-    prompts = torch.tensor([[True, True, True], [True, False, False]])
-    length = 5
-    for step in range(4):
-        mask = step_mask(prompts, length, step)
-        for row in range(2):
-            for query in range(step, length):
-                wanted = prompts[row].tolist()
-                for done in range(step + 1):
-                    for column in range(done, length):
-                        if done == 0:
-                            wanted.append(column <= query - step)  # the target's, up to the root
-                        else:
-                            wanted.append(column == query - step + done)  # the draft's own on the way
-                assert mask[row, query - step].tolist() == wanted
+def whole_mask(prompts: Tensor, length: int, step: int) -> Tensor:
+    """(B, n, M + N + step * n), n = N - step: what the roots' newest columns see of the prompt, the N columns of step
+    0, and the first n of each later step."""
+    count, rows = length - step, []
+    for prompt in prompts.tolist():
+        rows.append(
+            [
+                [*prompt, *(column <= root for column in range(length))]
+                + [column == root for _ in range(step) for column in range(count)]
+                for root in range(count)
+            ]
+        )
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("step", [1, 3])
+def test_the_diagonal_is_attention_under_the_whole_mask(heads: int, groups: int, step: int) -> None:
+    """Forward, and the gradients of queries, keys and values."""
+    draw = torch.Generator().manual_seed(step)
+    prompts, length = torch.tensor([[True] * 3, [True, False, False]]), 6
+    count = length - step
+
+    def made(groups: int, columns: int) -> Tensor:
+        return torch.randn(2, groups, columns, 8, generator=draw, dtype=torch.float64).requires_grad_()
+
+    queries, context = made(heads, count), (made(groups, 3 + length), made(groups, 3 + length))
+    own = [(made(groups, length - done), made(groups, length - done)) for done in range(1, step + 1)]
+    mask = additive(causal(prompts, length), torch.float64)[:, :, :count]
+    wanted = scaled_dot_product_attention(
+        queries,
+        *(torch.cat([context[n], *(pair[n][:, :, :count] for pair in own)], 2) for n in range(2)),
+        attn_mask=whole_mask(prompts, length, step)[:, None],
+        enable_gqa=True,
+    )
+    found = diagonal_attention(queries, context, own, mask)
+    torch.testing.assert_close(found, wanted)
+    inputs = [queries, *context, *(part for pair in own for part in pair)]
+    weight = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    for one, other in zip(
+        torch.autograd.grad((found * weight).sum(), inputs),
+        torch.autograd.grad((wanted * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
 
 
 def test_gradients_stop_between_steps_if_they_are_told_to() -> None:

@@ -1,0 +1,180 @@
+"""Sound that arrives in pieces: resamples it, tells where somebody speaks, and cuts it into windows at pauses.
+
+The sound is read in blocks of 0.1 s counted from the stream's beginning, so that the cuts do not depend on the pieces
+in which it arrives. Memory is bounded by one window and ten seconds of levels.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import soxr
+import torch
+from torch import Tensor
+
+from mmdec.audio.features import SAMPLE_RATE
+from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, STEP, check_detector, webrtc_package
+
+FRAMES = 10  # of 10 ms in a block
+BLOCK = FRAMES * STEP  # samples in a block
+HISTORY = 100  # blocks whose levels tell what is loud and what is noise
+FAINT = 3e-4  # of full scale: -70 dB, no voice below it
+BELOW_LOUD = 10 ** (-35 / 20)  # a voice is less than 35 dB below the loud parts
+ABOVE_NOISE = 2.5  # and so many times the noise
+SETTLED = 10  # blocks after which the noise is known
+VOICED = 3  # frames of a block that make it voiced
+LEAD, TAIL = 3, 4  # blocks kept before the first and after the last voice
+LEAST = 2  # voiced blocks of a window; with fewer it is a click
+
+
+@final
+class StreamResampler:
+    """Resamples an endless stream to 16 kHz: the same samples as `resample` gives for the whole."""
+
+    def __init__(self, rate: int) -> None:
+        """rate: of what arrives, in Hz."""
+        self._stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
+
+    def add(self, samples: np.ndarray, last: bool = False) -> Tensor:
+        """Samples (T,) -> those at 16 kHz that are complete. last: also give those that still wait."""
+        data = np.ascontiguousarray(samples, dtype=np.float32)
+        if self._stream is not None:
+            data = self._stream.resample_chunk(data, last=last)
+        return torch.from_numpy(np.array(data, dtype=np.float32))
+
+
+@final
+class VoiceGate:
+    """Tells of each block of a stream whether somebody speaks in it, by what was heard so far."""
+
+    def __init__(self, detector: str = ENERGY) -> None:
+        """detector: "energy", or "webrtc" (extra `mmdec[vad]`). Raises InputError for another, or if it is missing."""
+        check_detector(detector)
+        self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
+        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
+
+    def voiced(self, block: Tensor) -> bool:
+        """block: samples (BLOCK,), the next of the stream."""
+        frames = block.reshape(FRAMES, STEP)
+        if self._webrtc is not None:
+            integers = (frames.clamp(-1, 1) * 32767).to(torch.int16).numpy().astype("<i2")
+            spoken = sum(self._webrtc.is_speech(frame.tobytes(), SAMPLE_RATE) for frame in integers)
+            return spoken >= VOICED
+        level = (frames - block.mean()).square().mean(1).sqrt().numpy()  # a microphone may add a constant
+        self._levels.append(level)
+        heard = np.concatenate(self._levels)
+        noise = float(np.quantile(heard, 0.1)) if len(self._levels) >= SETTLED else 0.0
+        least = max(FAINT, float(np.quantile(heard, 0.95)) * BELOW_LOUD, noise * ABOVE_NOISE)
+        return int((level >= least).sum()) >= VOICED
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a stream in which somebody speaks."""
+
+    start: int  # index of its first sample in the stream at 16 kHz
+    samples: Tensor  # (T,)
+
+    @property
+    def end(self) -> int:
+        """Index after its last sample."""
+        return self.start + len(self.samples)
+
+
+@final
+class SpeechWindows:
+    """Cuts a stream into windows with speech. What lies between them is silence, and is dropped.
+
+    A window begins shortly before a voice. It closes when the voice has paused, or when it is full: then it is cut in
+    its longest pause, or where it is quietest, and the rest begins the next window.
+    """
+
+    def __init__(self, pause: float, most: int, detector: str = ENERGY) -> None:
+        """pause: seconds without a voice that close a window. most: samples of the longest window."""
+        self._gate, self._pause, self._most = VoiceGate(detector), max(round(pause * 10), TAIL + 1), most // BLOCK
+        self._blocks: list[Tensor] = []  # of the open window; else the last ones heard
+        self._voiced: list[bool] = []
+        self._start = 0  # index of the first block's first sample
+        self._rest = torch.zeros(0)  # samples that do not fill a block yet
+
+    @property
+    def heard(self) -> int:
+        """Samples of the stream so far."""
+        return self._start + len(self._blocks) * BLOCK + len(self._rest)
+
+    def add(self, samples: Tensor) -> list[Window]:
+        """Append 16 kHz samples (T,) to the stream. Returns the windows that they close."""
+        closed = list[Window]()
+        whole = torch.cat([self._rest, samples])
+        count = len(whole) // BLOCK
+        for index in range(count):
+            block = whole[index * BLOCK : (index + 1) * BLOCK]
+            closed += self._add(block.clone() if count == 1 else block)
+        self._rest = whole[count * BLOCK :].clone()
+        return closed
+
+    def end(self) -> list[Window]:
+        """End the stream. Returns the window that this closes, if one is open."""
+        rest, self._rest = self._rest, torch.zeros(0)
+        closed = list[Window]()
+        if len(rest):
+            padded = torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))
+            closed += self._add(padded)
+            if self._blocks:
+                self._blocks[-1] = self._blocks[-1][: len(rest)]
+        if any(self._voiced):
+            closed += self._close(min(self._last() + TAIL, len(self._blocks)))
+        return closed
+
+    def open(self) -> tuple[Window, bool] | None:
+        """The open window so far, and whether a pause has begun, so that it closes as it is unless the voice goes on;
+        None if there is none."""
+        if sum(self._voiced) < LEAST:
+            return None
+        cut = self._last() + TAIL
+        return Window(self._start, torch.cat(self._blocks[:cut])), cut <= len(self._blocks)
+
+    def _add(self, block: Tensor) -> list[Window]:
+        self._blocks.append(block)
+        self._voiced.append(self._gate.voiced(block))
+        if not any(self._voiced):
+            self._drop(len(self._blocks) - LEAD)
+        elif len(self._blocks) - self._last() >= self._pause:
+            return self._close(self._last() + TAIL)
+        elif len(self._blocks) >= self._most:
+            return self._close(self._pause_inside())
+        return []
+
+    def _last(self) -> int:
+        """Number of blocks up to the last voice."""
+        return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
+
+    def _pause_inside(self) -> int:
+        """Where a full window is cut, in blocks: in the second half, in the middle of its longest pause, else at its
+        quietest block."""
+        half, runs, begin = len(self._blocks) // 2, list[tuple[int, int]](), 0
+        for index, voiced in enumerate([*self._voiced, True]):
+            if voiced:
+                if index > max(begin, half):
+                    runs.append((index - max(begin, half), (max(begin, half) + index + 1) // 2))
+                begin = index + 1
+        runs = [run for run in runs if run[1] < len(self._blocks)]
+        if runs:
+            return max(runs)[1]
+        levels = [float(block.square().mean()) for block in self._blocks[half:-LEAD]]
+        return half + levels.index(min(levels))
+
+    def _close(self, cut: int) -> list[Window]:
+        """Take the first `cut` blocks as a window. The others begin the next."""
+        window = Window(self._start, torch.cat(self._blocks[:cut]))
+        spoken = sum(self._voiced[:cut]) >= LEAST
+        self._drop(cut)
+        if not any(self._voiced):
+            self._drop(len(self._blocks) - LEAD)
+        return [window] if spoken else []
+
+    def _drop(self, count: int) -> None:
+        if count > 0:
+            self._start += sum(map(len, self._blocks[:count]))
+            del self._blocks[:count], self._voiced[:count]

@@ -1,0 +1,135 @@
+"""`mmdec doctor`: is a drafter read as it was trained, and what would it draft?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmdec.checks.files import printable
+from mmdec.cli.files import json_text
+from mmdec.cli.jobs import loading
+from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, log
+
+if TYPE_CHECKING:
+    from mmdec.evaluation.calibration.doctor import Examination, Share, Tried
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="DRAFTER", help="A drafter's folder or hub id, or <model>/<drafter> for a shipped one."),
+]
+Target = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The model that it drafts for: a directory, a hub id, a shipped name.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        help="Prompts: .txt, one on each line; .jsonl of chats (messages or conversations); .json as LLaVA's, pictures "
+        "in images/ beside it. Default: 16 of mmdec's own, without pictures.",
+        show_default=False,
+    ),
+]
+Most = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Use only this many prompts, evenly spaced.")]
+Tokens = Annotated[int, typer.Option("--tokens", min=2, max=4096, metavar="N", help="Maximum tokens of an answer.")]
+Template = Annotated[bool, typer.Option("--template/--raw", help="Give prompts through the chat template, or as is.")]
+
+
+def doctor(
+    drafter: Source,
+    model: Target,
+    data: Data = None,
+    limit: Most = 64,
+    tokens: Tokens = 128,
+    template: Template = True,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+) -> None:
+    """Measure a drafter's acceptance in each convention that it may be read in: what is off, and how to mend it.
+
+    The model answers the prompts; the drafter is measured on these answers. Then come tokens a round for chains and
+    trees of several sizes.
+    """
+    from mmdec.checks.arguments import check_threads
+    from mmdec.evaluation.calibration.doctor import examine
+    from mmdec.evaluation.calibration.prompts import built_in, has_template, load_target, read_prompts
+    from mmdec.pipelines.threads import keep_threads
+
+    check_threads(threads)
+    if threads is not None:
+        keep_threads(threads)
+    prompts = None if data is None else read_prompts(data, limit)
+    with loading(model, quiet=as_json):
+        loaded = load_target(model, device, dtype_or_quick(dtype, device))
+    if prompts is None:
+        prompts = built_in(template and has_template(loaded))[:limit]
+    found = examine(drafter, loaded, prompts, template=template, tokens=tokens, log=log)
+    print(json_text(found.to_dict(), 2) if as_json else _text(found))
+
+
+def _text(found: Examination) -> str:
+    """The examination in words and tables."""
+    template = "with the chat template" if found.template else "without a chat template"
+    pictures = f", {found.pictures} with pictures" if found.pictures else ""
+    lines = [
+        f"{printable(found.drafter)}: {found.system}, {found.layout} layout, for {printable(found.target)}",
+        f"{found.prompts} prompts {template}{pictures}; {found.places} places of the model's own greedy text",
+        "",
+        f"First token accepted: {_share(found.acceptance)}",
+    ]
+    if found.mended is not None:
+        lines[-1] += f"; mended: {_share(found.mended)}"
+    for row in found.findings:
+        lines += [
+            "",
+            f"OFF: {row.convention}. It is read as: {row.now}. Better: {row.tried}.",
+            f"  {_token(row)}: {_percent(row.before.value)} -> {_percent(row.after.value)}, gain {_share(row.gain)}",
+            f"  {row.remedy}",
+        ]
+    if not found.findings:
+        lines += ["", "Nothing is off: no other reading gains." if found.conventions else "No reading was tried."]
+    if found.conventions:
+        rows = [("convention", "read as", "tried", "accepted", "gain, 95 % interval", "verdict")]
+        rows += [
+            (
+                row.convention,
+                row.now,
+                row.tried,
+                _percent(row.after.value) + " (2nd token)" * (row.depth > 1),
+                _share(row.gain),
+                row.verdict,
+            )
+            for row in found.conventions
+        ]
+        lines += ["", "What else was tried" + ", on top of the mends" * bool(found.findings), *_table(rows)]
+    mended = any(row.mended is not None for row in found.rounds)
+    rows = [("drafts", "tokens a round, bonus included", *["mended"] * mended)]
+    for row in found.rounds:
+        rows.append((row.name, f"{row.as_is:.2f}", *[f"{row.mended:.2f}" if row.mended else ""] * mended))
+    lines += ["", *_table(rows)]
+    if found.depths:
+        shares = ", ".join(_percent(share) for share in found.depths if share == share)
+        lines += ["", f"Accepted, token by token of a chain, where those before were: {shares}"]
+    return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
+
+
+def _token(row: Tried) -> str:
+    return "First token" if row.depth == 1 else "Second token"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _share(share: Share) -> str:
+    return f"{_percent(share.value)} ({100 * share.low:.1f} to {100 * share.high:.1f})"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

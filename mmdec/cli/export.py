@@ -1,0 +1,37 @@
+"""`mmdec export`: write drafters in the layouts of other engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from mmdec.cli.options import AsJson, as_verb
+from mmdec.cli.reports import print_result
+
+app = typer.Typer(
+    help="Write drafters in the layouts of other engines.",
+    no_args_is_help=True,
+    epilog="Example: mmdec export drafter runs/eagle3 served --to speculators --model models/mine",
+)
+
+
+@app.command(**as_verb("export drafter runs/eagle3 served --to speculators --model models/mine"))
+def drafter(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A drafter: its folder, a hub id, or <model>/<drafter>.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the exported folder.")],
+    to: Annotated[str, typer.Option("--to", help="speculators (vLLM, mlx-vlm) or flat (SGLang, llama.cpp).")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="The target. Default: the one that the drafter was trained for.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens drafted each round, for speculators. Default: 3.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an EAGLE-3, P-EAGLE or DFlash network for vLLM, SGLang, llama.cpp or mlx-vlm."""
+    from mmdec.hub.export import export_drafter
+
+    folder = export_drafter(source, output, cast(Any, to), model=model, num_speculative_tokens=num_speculative_tokens)
+    print_result({"output": str(folder)}, as_json, str(folder))

@@ -1,0 +1,217 @@
+"""Drafts with a model's native head for multi-token prediction (MTP), run by transformers' own modules.
+
+DeepSeek-V3 (arXiv 2412.19437, section 2.2) and GLM-4-MoE are published with one more decoder layer. Column t reads the
+embedding of token t + 1 beside the model's last state of token t, and predicts token t + 2. transformers drafts one
+token with it (`generate(use_mtp=True)`). Here its output goes in again as a drafted token's state, so that it drafts
+chains and EAGLE-2's trees of any depth, in batches.
+
+The layer's cache holds accepted columns; columns of padding stay in it and are masked. A draft's columns are cut off
+when the next accepted ones come.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from mmdec.decode.tree import single
+from mmdec.drafters.draft_memory import Waiting
+from mmdec.drafters.levels import Levels
+from mmdec.nn.fingerprint import fingerprint
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+WIDTH = 10  # EAGLE-2's default
+
+
+@dataclass
+class HeadMemory:
+    """The state of a run. Column c of row r exists if `seen[r, c]`."""
+
+    cache: DynamicCache
+    seen: Tensor  # (B, C) bool, of the accepted columns
+    positions: Tensor  # (B,) of each row's next column
+    queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # tokens, features, which columns exist
+    drafted: int = 0  # columns of the last draft, behind the accepted ones
+    step: None = None  # `Levels` asks for a fast path; there is none
+
+
+class Shape:
+    """What `Levels` asks of a draft network."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = self.vocab_size = vocabulary
+        self.config = self
+
+    def token_ids(self, drafted: Tensor) -> Tensor:
+        """The target's tokens of drafted ones: the same."""
+        return drafted
+
+    def spread(self, probs: Tensor) -> Tensor:
+        """Distributions over the target's vocabulary: the same."""
+        return probs
+
+
+@final
+class Mtp:
+    """Drafts with one native head. Holds weights only."""
+
+    needs = Needs(layers=(-1,))
+
+    def __init__(self, head: Any, width: int = WIDTH) -> None:
+        """head: transformers' `MtpModel` with one layer. width: maximum nodes of a level that are expanded."""
+        self.head, self.width = head.eval(), width
+        self.embedding: nn.Module = head.embed_tokens
+        self.network: Any = Shape(head.shared_head.out_features)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Mtp:
+        """Load the head from the checkpoint that the model was loaded from.
+
+        Raises: InputError if transformers does not map a head of this model, if it has several, or if its weights are
+            not in the checkpoint.
+        """
+        config = model.config.get_text_config(decoder=True)
+        count = getattr(config, "num_mtp_layers", None)
+        rule = "`drafter` must be another one than 'mtp' for this model"
+        if not count:
+            raise InputError(
+                f"{rule}: {type(model).__name__} names no native heads that transformers knows (`num_mtp_layers`). "
+                "DeepSeek-V3 and GLM-4-MoE do."
+            )
+        layers = set(getattr(config, "mtp_layer_types", None) or ["full_attention"])
+        if count != 1 or layers != {"full_attention"}:
+            raise InputError(
+                f"{rule}: its native heads are {count}, of {', '.join(sorted(layers))}. One of full is read."
+            )
+        try:
+            from transformers.modeling_layers import MtpModel
+
+            head = cast(Any, MtpModel).from_pretrained(model, device_map={"": model.device})
+        except (ImportError, OSError, RuntimeError, ValueError, TypeError) as error:
+            raise InputError(
+                f"{rule}: its native head could not be loaded ({type(error).__name__}: {error!s:.300}). Load the model "
+                "from a folder or hub id that holds the head, with transformers 5.23 or newer."
+            ) from error
+        if head.rotary_emb is None or head.has_per_layer_rope or not isinstance(head.shared_head, nn.Linear):
+            raise InputError(f"{rule}: its head has no rotary positions of one kind, or no linear LM head.")
+        return cls(head.to(model.dtype))
+
+    @property
+    def name(self) -> str:
+        """Names the system, the width, and a digest of the head's weights."""
+        return f"mtp-{self.width}-{fingerprint(self.head.layers)}"
+
+    def check(self, target: Target) -> None:
+        """Raises InputError if the head belongs to another model, device or precision."""
+        weight = self.embedding.weight
+        if tuple(weight.shape) != (target.vocab_size, target.hidden_size) or weight.device != target.device:
+            raise InputError(
+                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens on "
+                f"{target.device}, but this head is for {' x '.join(map(str, weight.shape))} on {weight.device}."
+            )
+
+    def start(self, context: Context) -> HeadMemory:
+        """Make the memory of a run, without any pass."""
+        features = context.features[-1]
+        fresh = features.shape[1]
+        mask, tokens = context.mask[:, -fresh:], context.tokens[:, -fresh:]
+        seen = mask.new_zeros(len(mask), 0)
+        memory = HeadMemory(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
+        # the last column needs the first generated token, so the first verdict adds it
+        memory.queue.append((tokens[:, 1:], features[:, :-1], mask[:, :-1]))
+        return memory
+
+    def update(self, memory: HeadMemory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Queue the accepted path with its features."""
+        part = Waiting.of(scores.features[-1], verdict, verdict.lengths.tolist())
+        exists = torch.arange(part.tokens.shape[1], device=part.tokens.device) < verdict.lengths[:, None]
+        memory.queue.append((part.tokens, part.features, exists))
+
+    def select(self, memory: HeadMemory, live: Tensor) -> None:
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        if memory.seen.shape[1]:
+            memory.cache.batch_select_indices(live)
+        memory.seen, memory.positions = memory.seen[live], memory.positions[live]
+        memory.queue = [(tokens[live], features[live], exists[live]) for tokens, features, exists in memory.queue]
+
+    def propose(self, memory: HeadMemory, roots: Tensor, plan: Plan) -> Draft:
+        """Draft a tree below each root (B,), or a chain if the plan has no more nodes than depth."""
+        depth = min(plan.depth, plan.nodes)
+        if depth < 1:
+            return single(roots)
+        hidden = self._take_in(memory)
+        levels = HeadLevels(self, memory)
+        if plan.temperature is not None:
+            return levels.drawn(roots, hidden, plan)
+        if plan.nodes <= plan.depth:
+            return levels.chain(roots, hidden, depth, plan.threshold)
+        return levels.tree(roots, hidden, plan)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the target's LM head to hidden (..., H)."""
+        return self.head.shared_head(hidden)
+
+    def _take_in(self, memory: HeadMemory) -> Tensor:
+        """Process the queued columns. Returns hidden (B, 1, H) of each row's last one."""
+        if memory.drafted:
+            memory.cache.crop(-memory.drafted)
+            memory.drafted = 0
+        tokens, features, exists = (torch.cat(parts, 1) for parts in zip(*memory.queue, strict=True))
+        memory.queue = []
+        positions = memory.positions[:, None] + exists.cumsum(1) - 1
+        memory.positions = memory.positions + exists.sum(1)
+        rows, size = tokens.shape
+        own = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
+        # a column of padding sees itself: a softmax over nothing is NaN
+        sees = (own.tril() & exists[:, None]) | own.triu().tril()
+        sees = torch.cat([memory.seen[:, None].expand(-1, size, -1), sees], 2)
+        memory.seen = torch.cat([memory.seen, exists], 1)
+        hidden = self.run(memory, tokens, features, positions, sees)
+        last = (exists * torch.arange(size, device=tokens.device)).argmax(1)
+        return hidden[torch.arange(rows, device=tokens.device), last][:, None]
+
+    def run(self, memory: HeadMemory, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
+        """Run the head over columns behind those in the cache, and keep them there.
+
+        tokens, positions: (B, n). features: (B, n, H) of the tokens before. sees: (B, n, S + n) bool. Returns: hidden
+            (B, n, H).
+        """
+        embeds = self.embedding(tokens)
+        mask = torch.zeros(sees.shape, dtype=embeds.dtype, device=embeds.device).masked_fill(~sees, -math.inf)
+        return self.head.layers[0](
+            embeds,
+            features,
+            position_embeddings=self.head.rotary_emb(embeds, position_ids=positions.clamp(min=0)),
+            attention_mask=mask[:, None],
+            position_ids=positions.clamp(min=0),
+            past_key_values=memory.cache,
+        )
+
+
+class HeadLevels(Levels):
+    """One draft: each level is one pass of the head over its nodes."""
+
+    def __init__(self, drafter: Mtp, memory: HeadMemory) -> None:
+        super().__init__(cast(Any, drafter), cast(Any, memory))
+        self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's columns the last level's nodes see
+
+    def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
+        """Run the head over one level; as `Levels.expand`."""
+        drafter, memory = cast(Mtp, self.drafter), cast(HeadMemory, self.memory)
+        rows, size = tokens.shape
+        own = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
+        if self.seen is not None:
+            assert above is not None
+            before = self.seen.gather(1, above[..., None].expand(-1, -1, self.seen.shape[2]))
+            own = torch.cat([before, own], 2)
+        self.seen = own
+        sees = torch.cat([memory.seen[:, None].expand(-1, size, -1), own], 2)
+        positions = (memory.positions + self.level)[:, None].expand(-1, size)
+        self.level, self.offset = self.level + 1, self.offset + size
+        memory.drafted = self.offset
+        return drafter.run(memory, tokens, features, positions, sees)

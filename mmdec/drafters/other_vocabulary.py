@@ -1,0 +1,189 @@
+"""A small model of another vocabulary drafts: the text goes from one tokenizer to the other and back.
+
+In each round the target's text is decoded and encoded with the small model's tokenizer; the small model continues it
+greedily; what it adds is encoded with the target's tokenizer, together with the end of the text. A draft counts only if
+that encoding has a boundary between tokens where the text ends: else the target could not have said it next.
+
+Source: universal assisted decoding (transformers, `AssistedCandidateGeneratorDifferentTokenizers`), here in batches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from mmdec.decode.tree import chains
+from mmdec.drafters.small_model import keep_columns
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+LOOKBEHIND = 10  # tokens of the target's text that are encoded again together with a draft
+HELD = 4  # last tokens of the small model's text that stay out of its cache: the next word may encode them anew
+NEAR = 3  # tokens by which the encoded end of a text may be longer or shorter than the target's own
+RESTARTS = 8  # how often a run reads the whole text again, because tokens in the cache were encoded anew
+LONGEST = 4.0  # tokens of the small model for one of the target's, at most
+UNDECODED = "\ufffd"  # stands for bytes that are no whole character
+
+
+@dataclass
+class Memory:
+    """A run's texts, and the small model's state."""
+
+    texts: list[list[int]]  # each row's tokens of the target, without padding and placeholders of pictures
+    kept: list[list[int]] = field(default_factory=lambda: [])  # each row's tokens in the small model's cache
+    session: Any = None
+    restarts: int = 0
+
+
+@final
+class OtherVocabulary:
+    """Drafts chains with a small model whose tokens mean other words. It reads text only, without special tokens."""
+
+    def __init__(
+        self, model: Target, tokenizer: Any, target_tokenizer: Any, positions: int | None = None, size: int = 2**31
+    ) -> None:
+        """model: the small model's target. tokenizer, target_tokenizer: its own, and that of the model that it drafts
+        for, of transformers. positions: its maximum; None: unlimited. size: the target's number of tokens.
+
+        Raises: InputError if the tokenizer does not belong to the small model.
+        """
+        if len(tokenizer) > model.vocab_size:
+            raise InputError(
+                f"`drafter` must have a tokenizer of at most {model.vocab_size} tokens, but its tokenizer has "
+                f"{len(tokenizer)}. Load both from one folder."
+            )
+        self._model, self._positions, self._size = model, positions, size
+        self._tokenizer, self._target_tokenizer = tokenizer, target_tokenizer
+        self._special, self._target_special = set(tokenizer.all_special_ids), set(target_tokenizer.all_special_ids)
+        self.needs = Needs(stops=True)
+
+    @property
+    def name(self) -> str:
+        return f"other-vocabulary({self._model.name})"
+
+    def check(self, target: Target) -> None:
+        """Raises InputError if the two models lie on different devices."""
+        if self._model.device != target.device:
+            raise InputError(
+                f"`drafter` must be on the target's device, {target.device}, but is on {self._model.device}. Move it."
+            )
+
+    def start(self, context: Context) -> Memory:
+        """Store each row's prompt without padding and pictures."""
+        mask = context.mask if context.pictures is None else context.mask & ~context.pictures
+        rows = zip(context.tokens.tolist(), mask.tolist(), strict=True)
+        return Memory([[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows])
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Append the round's tokens to the texts, the next root included."""
+        for text, tokens, length in zip(memory.texts, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            text += tokens[:length]
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        memory.texts = [memory.texts[row] for row in live.tolist()]
+        if memory.session is not None:
+            self._model.select(memory.session, live)
+            memory.kept = [memory.kept[row] for row in live.tolist()]
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """Draft a chain of the likeliest tokens below each root; none where the text ends within a character."""
+        depth = min(plan.depth, plan.nodes)
+        none: list[list[int]] = [[] for _ in memory.texts]
+        if depth < 1 or memory.restarts > RESTARTS:
+            return chains(roots, none)
+        written = [self._decoded(self._target_tokenizer, text) for text in memory.texts]
+        encoded = [self._tokenizer(text.rstrip(UNDECODED))["input_ids"] for text in written]
+        able = [len(ids) > 1 and not text.endswith(UNDECODED) for text, ids in zip(written, encoded, strict=True)]
+        read = [ids if len(ids) > 1 else [0, 0] for ids in encoded]  # each row needs a column and a root
+        steps = max(
+            math.ceil(depth * min(len(ids) / max(len(text), 1), LONGEST))
+            for ids, text in zip(read, memory.texts, strict=True)
+        )
+        if self._positions is not None:
+            steps = min(steps, self._positions - max(map(len, read)))
+        if steps < 1 or not any(able) or not self._follow(memory, read):
+            return chains(roots, none)
+        threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
+        added = self._continued(memory, read, able, steps, threshold)
+        drafted = [
+            self._translated(text, ids, new)[:depth] if new else []
+            for text, ids, new in zip(memory.texts, read, added, strict=True)
+        ]
+        return chains(roots, drafted)
+
+    def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
+        """Bring the cache to a beginning of each row's tokens; whether that was possible."""
+        rows = zip(memory.kept, read, strict=True)
+        if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
+            return True
+        memory.restarts += memory.session is not None
+        memory.kept = [ids[: max(len(ids) - HELD, 1)] for ids in read]
+        width = max(map(len, memory.kept))
+        rows_ids = [[0] * (width - len(ids)) + ids for ids in memory.kept]
+        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in memory.kept]
+        device = self._model.device
+        inputs = {
+            "input_ids": torch.tensor(rows_ids, device=device),
+            "attention_mask": torch.tensor(mask, device=device),
+        }
+        memory.session, _, _, _ = self._model.prefill(inputs, Needs())
+        keep_columns(self._model, memory.session, [[0] for _ in read])
+        return memory.restarts <= RESTARTS
+
+    def _continued(
+        self, memory: Memory, read: list[list[int]], able: list[bool], steps: int, threshold: float
+    ) -> list[list[int]]:
+        """Each row's next tokens of the small model, at most `steps`; none where a row is not `able`.
+
+        It ends where the mean chance of the able rows' texts is below `threshold`.
+        """
+        added: list[list[int]] = [[] for _ in read]
+        chances, going = [0.0] * len(read), list(able)
+        for _ in range(steps):
+            pending = [ids[len(kept) :] + new for kept, ids, new in zip(memory.kept, read, added, strict=True)]
+            firsts = torch.tensor([row[0] for row in pending], device=self._model.device)
+            logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in pending])).logits
+            last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
+            ends = logits[torch.arange(len(last), device=logits.device), last].float()
+            # what is added stays out of the cache, and so does the text's end
+            stable = [max(len(ids) - HELD - len(kept), 0) for kept, ids in zip(memory.kept, read, strict=True)]
+            keep_columns(self._model, memory.session, [list(range(count)) for count in stable])
+            memory.kept = [ids[: len(kept) + count] for kept, ids, count in zip(memory.kept, read, stable, strict=True)]
+            values, tokens = ends.log_softmax(-1).max(-1)
+            for row, (value, token) in enumerate(zip(values.tolist(), tokens.tolist(), strict=True)):
+                chances[row] += value
+                going[row] = going[row] and token not in self._special and token < len(self._tokenizer)
+                if going[row]:
+                    added[row].append(token)
+            if not any(going):
+                break
+            if threshold and sum(math.exp(chances[row]) for row in range(len(read)) if able[row]) < threshold * sum(
+                able
+            ):
+                break
+        return added
+
+    def _translated(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
+        """The target's tokens for what the small model added to a text; [] if no token ends where the text ends."""
+        before = self._decoded(self._tokenizer, ids)
+        after = self._decoded(self._tokenizer, ids + new).rstrip(UNDECODED)
+        if not after.startswith(before) or len(after) == len(before):
+            return []
+        tail = text[-LOOKBEHIND:]
+        starts = [index + 1 for index, token in enumerate(tail) if token in self._target_special]
+        tail = tail[starts[-1] :] if starts else tail
+        end = self._decoded(self._target_tokenizer, tail)
+        whole = self._target_tokenizer(end + after[len(before) :], add_special_tokens=False)["input_ids"]
+        for count in sorted(range(len(tail) - NEAR, len(tail) + NEAR + 1), key=lambda count: abs(count - len(tail))):
+            if 0 <= count < len(whole) and self._decoded(self._target_tokenizer, whole[:count]) == end:
+                found = whole[count:]
+                return found[: next((at for at, token in enumerate(found) if token >= self._size), len(found))]
+        return []
+
+    @staticmethod
+    def _decoded(tokenizer: Any, ids: list[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -1,0 +1,270 @@
+"""Times drafters for people's own language models against transformers' assisted generation and prompt lookup.
+
+Before any timing, each method answers each prompt once. If the tokens of one of mmdec's methods differ from those of
+greedy `generate`, there is no report. A prompt on which one of transformers' own methods differs is left out of that
+comparison and counted. Then all methods run in turn, A B C D A B C D, prompt by prompt, each by `model.generate` on
+the same token ids. Wall clock and processor time
+are of the whole call.
+
+The first tokens of a call are timed once more, each call as the first of its process: mmdec has learned nothing of
+drafter and machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor
+
+from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.checks.devices import check_device
+from mmdec.decode.loop import Round
+from mmdec.decode.statistics import DecodingStatistics
+from mmdec.decode.watch import Stopwatch
+from mmdec.drafters.registry import named_drafter
+from mmdec.evaluation.bench.pairing import compare, comparisons, recorded
+from mmdec.evaluation.bench.report import WALL, BenchReport, Comparison, Exactness, Kind, Quantity
+from mmdec.evaluation.bench.text_prompts import BEGINNINGS, INSTRUCTIONS, TextPrompt, read_prompts
+from mmdec.evaluation.quality.harness import Harness, Measurement, Measurements, Method, counted, quiet
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.hub.language_model import LoadedLanguageModel, load_language_model
+from mmdec.pipelines.threads import keep_threads
+from mmdec.provenance import hardware
+from mmdec.runtime import Log, no_log
+from mmdec.training.corpora.image_text import by_task
+from mmdec.types import Drafter, InputError, MmdecError
+
+COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
+PLAIN, SMALL = "plain", "small model"
+LOOKUP, ASSISTED = "prompt lookup", "assisted generation"
+PROCESSOR = "processor"
+FIRST = 20  # new tokens of a call that is timed as the first one
+LEAST = 8  # the fewest new tokens worth a comparison
+MAX_NEW_TOKENS = 128
+
+
+@final
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as token ids, and how many new tokens the models have positions for."""
+
+    task: str
+    ids: Tensor  # (1, P)
+    new_tokens: int
+
+
+@final
+class LanguageHarness(Harness[Encoded]):
+    """A language model on encoded prompts.
+
+    most: maximum number of new tokens. afresh: whether each call of mmdec starts without measurements of earlier ones.
+    """
+
+    what: ClassVar[str] = "prompt"
+
+    def __init__(self, language: LoadedLanguageModel, most: int = MAX_NEW_TOKENS, afresh: bool = False) -> None:
+        self.language, self.model, self.most, self.afresh = language, language.model, most, afresh
+        self.statistics = DecodingStatistics()
+
+    def measure(self, inputs: Sequence[Encoded], method: Method) -> Measurement:
+        """Answer one prompt."""
+        (prompt,) = inputs
+        rounds: list[Round] = []
+        options: dict[str, Any] = dict(method.options)
+        if method.loop == "mmdec":
+            statistics = DecodingStatistics() if self.afresh else self.statistics
+            decoding = DecodingOptions(**options, statistics=statistics, on_round=rounds.append)
+            options = {"custom_generate": Speculation(decoding)}
+        generate: Any = self.model.generate  # torch types what it finds in a module as a tensor
+        most = min(self.most, prompt.new_tokens)
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            passes = stack.enter_context(counted(cast(Any, self.model).get_decoder()))
+            mask = torch.ones_like(prompt.ids)
+            stopwatch = Stopwatch(self.model.device)
+            processor = stopwatch.processor()
+            found = generate(prompt.ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **options)
+            wall, processor = stopwatch.lap(), stopwatch.processor() - processor
+        later = rounds[1:]
+        return Measurement(
+            tokens=found[:, prompt.ids.shape[1] :].tolist(),
+            texts=[],
+            features=0.0,
+            encoder=0.0,
+            decoder=processor,
+            drafter=sum(round_.drafter for round_ in rounds),
+            total=wall,
+            passes=len(passes),
+            windows=1,  # the prompt's pass
+            rounds=len(later),
+            drafted_tokens=sum(len(tokens) for round_ in later for tokens in round_.tokens),
+            accepted=sum(sum(round_.accepted) for round_ in later),
+        )
+
+
+@final
+@dataclass(frozen=True)
+class LanguageBench:
+    """The options of `bench_language`, which documents them."""
+
+    per_kind: int = 3
+    repeats: int = 5
+    max_new_tokens: int = MAX_NEW_TOKENS
+    device: str | None = "cpu"
+    threads: int = 2
+    log: Log = no_log
+
+
+def bench_language(
+    model: str | os.PathLike[str],
+    draft: str | os.PathLike[str] | None = None,
+    data: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> BenchReport:
+    """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
+
+    model: directory or hub id of the language model. draft: that of a smaller one, which drafts for it; None: none.
+    data: a file of prompts, see `read_prompts`. Default None: eight kinds of instruction for a model with a chat
+        template, else beginnings of stories.
+    per_kind: use so many prompts of each kind, evenly spaced. max_new_tokens: of an answer.
+    Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
+    """
+    how = LanguageBench(**options)
+    check_whole("per_kind", how.per_kind, 1, 2**31, "3 of each kind give a first impression.")
+    check_whole("repeats", how.repeats, 1, 10_000, "5 give quartiles.")
+    check_whole("max_new_tokens", how.max_new_tokens, LEAST, 2**31, "Give 128.")
+    check_threads(how.threads)
+    device = check_device(how.device)
+    keep_threads(how.threads)
+    language = load_language_model(model, device)
+    small = None if draft is None else load_language_model(draft, device)
+    given = read_prompts(os.fspath(data)) if data is not None else list(_built_in(language))
+    prompts, too_long = _encoded(language, by_task(cast(Any, given), how.per_kind), how.max_new_tokens)
+    ours, stock = _methods(language, small)
+    harness = LanguageHarness(language, how.max_new_tokens)
+    left_out = {method.name: reason for method in stock if (reason := _why_not(harness, prompts[0], method))}
+    stock = [method for method in stock if method.name not in left_out]
+    greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
+    methods = [ours[0], greedy, plain, *ours[1:], *stock]
+    how.log(f"{len(prompts)} prompts; methods: {', '.join(method.name for method in methods)}")
+    singles = [[prompt] for prompt in prompts]
+    watched, recorders = recorded(methods)
+    equal = harness.gate(watched, singles, how.log, [method for method in watched[2:] if method.loop == "mmdec"])
+    measured = harness.interleave(methods, singles, how.repeats, how.log)
+    how.log(f"the first {FIRST} tokens of a first call")
+    first = LanguageHarness(language, min(FIRST, how.max_new_tokens), afresh=True)
+    begun = first.interleave([*ours, greedy, plain], singles, how.repeats, how.log)
+    groups = {"all": list(range(len(prompts)))}
+    for task in sorted({prompt.task for prompt in prompts}):
+        groups[f"task {task}"] = [index for index, prompt in enumerate(prompts) if prompt.task == task]
+    rows: list[Comparison] = []
+    for method in ours:
+        for other in (greedy, *stock, plain):
+            for group, indices in groups.items():
+                same = [index for index in indices if equal[other.name][index]]
+                rows += _rows(compare(measured, method, other, same), method, other, group)
+        for other in (greedy, plain):
+            rows += _rows(compare(begun, method, other, groups["all"]), method, other, f"first {FIRST} tokens")
+    machine = hardware(device=device, dtype=torch.float32, batch=1, threads=torch.get_num_threads())
+    kept = "" if not too_long else f", {too_long} left out, which are too long"
+    return BenchReport(
+        bench="core",
+        title=f"Drafters for {language.directory.name}: {len(prompts)} prompts{kept}, drafts learned",
+        hardware=machine,
+        exactness=tuple(
+            Exactness(f"tokens of {name} and of transformers' greedy loop", sum(same), len(same))
+            for name, same in equal.items()
+            if name != greedy.name
+        ),
+        comparisons=tuple(rows),
+        quantities=tuple(_passes(measured, method) for method in (*ours, *stock)),
+        depths={name: tuple(recorder.shares()) for name, recorder in recorders.items() if recorder.shares()},
+        not_measured=left_out,
+        details={
+            "what": "wall clock and the thread's processor time of whole calls; baseline over subject",
+            "model": language.directory.name,
+            "draft": None if small is None else small.directory.name,
+            "tokens": sum(len(runs[0].tokens[0]) for runs in measured[greedy.name]),
+            "answers": [
+                {"task": prompt.task, "tokens": len(runs[0].tokens[0])}
+                for prompt, runs in zip(prompts, measured[greedy.name], strict=True)
+            ],
+            "hardware": machine,
+        },
+    )
+
+
+def _built_in(language: LoadedLanguageModel) -> Sequence[TextPrompt]:
+    return INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
+
+
+def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -> tuple[list[Encoded], int]:
+    """The prompts as token ids, and the number of those that leave too few positions for an answer.
+
+    Raises: InputError if none is left.
+    """
+    tokenizer, config = language.tokenizer, language.model.config
+    positions = getattr(config, "max_position_embeddings", None)
+    found: list[Encoded] = []
+    for prompt in prompts:
+        if tokenizer.chat_template:
+            text = tokenizer.apply_chat_template([*prompt.messages], tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        else:
+            ids = tokenizer(prompt.messages[-1]["content"], return_tensors="pt")["input_ids"]
+        room = most if positions is None else min(most, positions - ids.shape[1])
+        if room >= LEAST and ids.shape[1]:
+            found.append(Encoded(prompt.task, ids.to(language.model.device), room))
+    if not found:
+        raise InputError(
+            f"`data` must hold prompts that leave {LEAST} of the model's {positions} positions for an answer, but has "
+            "none. Shorten them."
+        )
+    return found, len(prompts) - len(found)
+
+
+def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -> tuple[list[Method], list[Method]]:
+    """mmdec's methods with a drafter, and transformers' counterparts."""
+    ours = [Method.drafted(name, named_drafter(name)) for name in ("lookup", "recycling")]
+    stock = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})]
+    if small is not None:
+        drafter = cast(Drafter, Speculation(DecodingOptions(small.model)).drafter_for(language.model))
+        options: dict[str, Any] = {"assistant_model": small.model}
+        if small.tokenizer.get_vocab() != language.tokenizer.get_vocab():
+            options |= {"tokenizer": language.tokenizer, "assistant_tokenizer": small.tokenizer}
+        ours.insert(0, Method.drafted(SMALL, drafter))
+        stock.append(Method(ASSISTED, "transformers", options, (small.model,)))
+    return ours, stock
+
+
+def _why_not(harness: LanguageHarness, prompt: Encoded, method: Method) -> str:
+    """Why transformers cannot run one of its methods here, or ""."""
+    try:
+        harness.measure([prompt], method)
+    except (MmdecError, MemoryError):
+        raise
+    except Exception as error:
+        return f"transformers cannot run it here ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    return ""
+
+
+def _rows(found: Any, subject: Method, baseline: Method, group: str) -> list[Comparison]:
+    """The rows of wall clock and of the thread's processor time, which a busy machine disturbs less."""
+    if not found["n"]:
+        return []
+    kind: Kind = "task" if group.startswith("task ") else "all"
+    rows = comparisons(found, subject.name, baseline.name, group, kind)
+    return [row if row.timed == WALL else replace(row, timed=PROCESSOR) for row in rows]
+
+
+def _passes(measured: Measurements, method: Method) -> Quantity:
+    """Tokens that a method gets from a pass of the model, the prompt's pass apart."""
+    runs = [repeats[0] for repeats in measured[method.name]]
+    tokens = sum(len(run.tokens[0]) - 1 for run in runs)
+    passes = sum(run.passes - 1 for run in runs)
+    return Quantity(f"{method.name}: tokens of a pass of the model", tokens / max(passes, 1), "tokens", len(runs))

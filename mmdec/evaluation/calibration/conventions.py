@@ -1,0 +1,373 @@
+"""The conventions in which a drafter may be read wrongly, and the readings that the doctor tries.
+
+A folder says how it is to be read by its config.json and by its tensors' names; engines differ, and what is not said is
+guessed. Each `Variant` changes one convention of a `Reader`, and says how to write the change down.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmdec.checks.weights import read_settings
+from mmdec.evaluation.calibration.own_texts import Reader
+from mmdec.hub.checkpoint import read_tensors, tensor_names
+from mmdec.hub.published import SCALED_ROPE
+from mmdec.nn.draft_network import DraftNetwork
+from mmdec.nn.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
+
+BASE = 10000.0  # of rotations, where a config names none
+OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"
+CONVERT = "Convert the folder with `mmdec convert drafter`. "
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """How a folder is mended. config: dotted keys of config.json with the values to set. text: what else to do."""
+
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    text: str = ""
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"`{name}` to {json.dumps(value)}" for name, value in self.config.items())
+        return " ".join(filter(None, (f"In config.json set {settings}." if settings else "", self.text)))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A reader that differs in one convention. depth: the drafted token, from 1, at which the difference shows."""
+
+    convention: str
+    now: str  # how the folder is read
+    tried: str  # how the variant reads it
+    reader: Reader
+    remedy: Remedy
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A drafter's folder, as far as remedies depend on it."""
+
+    path: Path
+    described: Mapping[str, Any]  # config.json
+    names: frozenset[str]  # of its tensors
+
+    @classmethod
+    def of(cls, path: Path) -> Folder:
+        return cls(path, read_settings(path / "config.json", "drafter"), tensor_names(path, "drafter"))
+
+    @property
+    def layout(self) -> str:
+        """Whose layout it is."""
+        if "system" in self.described:
+            return OWN
+        return SPECULATORS if "speculators_model_type" in self.described else FLAT
+
+    def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
+        """The remedy that sets these fields. published: None where published folders have no key for it."""
+        if self.layout == OWN:
+            return Remedy(own)
+        if published is not None:
+            return Remedy(published)
+        fields = ", ".join(f"`{name}` to {json.dumps(value)}" for name, value in own.items())
+        return Remedy(text=f"{CONVERT}In the new folder's config.json set {fields}.")
+
+    def key(self, name: str) -> str:
+        """The dotted key of a setting of the decoder layer in a published config."""
+        for inner in ("transformer_layer_config", "text_config"):
+            if isinstance(self.described.get(inner), dict):
+                return f"{inner}.{name}"
+        return name
+
+    def value(self, key: str) -> Any:
+        """The value at a dotted key; None if there is none."""
+        found: Any = self.described
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+    def rope(self) -> str:
+        """The dotted key of the settings of rotations."""
+        key = self.key("rope_parameters")
+        return key if self.value(key) else self.key("rope_scaling")
+
+    def base(self) -> str:
+        """The dotted key of the base of rotations."""
+        inner = f"{self.rope()}.rope_theta"
+        return inner if self.value(inner) else self.key("rope_theta")
+
+    def tensor(self, names: tuple[str, ...]) -> Tensor | None:
+        """The first of these tensors that the folder holds, in float32."""
+        held = next((name for name in names if name in self.names), None)
+        return None if held is None else read_tensors(self.path, "drafter")[held].float()
+
+
+def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
+    """A network with another configuration that shares the weights. tensors: weights that replace those of the network,
+    or that only the new configuration has."""
+    with torch.device("meta"):
+        changed = type(network)(replace(network.config, **changes))
+    state = {**network.state_dict(), **(tensors or {})}
+    changed.load_state_dict({name: state[name] for name in changed.state_dict()}, assign=True)
+    return changed.eval()
+
+
+def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
+    """Every reading with one convention changed. model: the target. pictures: whether the texts have any."""
+    target: Any = model.config.get_text_config(decoder=True)
+    yield from _layers(reader, folder, target.num_hidden_layers)
+    yield from _flags(reader, folder)
+    yield from _norms(reader, folder)
+    yield from _rotations(reader, folder, target)
+    yield from _ends(reader, folder)
+    yield from _columns(reader, folder, target, pictures)
+
+
+def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
+    """The layers that are read, and whether the last one's features have passed the final norm."""
+    layers, seen = reader.layers, {reader.layers}
+    three = isinstance(reader.network.config, Eagle3Config)
+
+    def changed(convention: str, tried: str, ids: tuple[int, ...]) -> Iterator[Variant]:
+        if ids in seen or not all(-1 <= layer < depth for layer in ids):
+            return
+        seen.add(ids)
+        published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
+        remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
+        now = f"outputs of {_listed(layers)}"
+        yield Variant(convention, now, f"{tried}: {_listed(ids)}", _with(reader, layers=ids), remedy)
+
+    if min(layers) >= 0:
+        for step, name in ((1, "one higher"), (-1, "one lower")):
+            moved = tuple(layer + step for layer in layers)
+            if min(moved) >= 0:
+                yield from changed("layer ids", name, moved)
+        if len(layers) == 3:
+            yield from changed("layer ids", "the default", default_layers(depth))
+    last = depth - 1
+    if -1 in layers:
+        stream = tuple(last if layer == -1 else layer for layer in layers)
+        yield from changed("final norm", "features before it", stream)
+        yield from changed("final norm", "the layer below", tuple(last - 1 if x == -1 else x for x in layers))
+    elif last in layers:
+        normed = tuple(-1 if layer == last else layer for layer in layers)
+        yield from changed("final norm", "the last features after it", normed)
+
+
+def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
+    """Options of EAGLE-3 that need no weights."""
+    config = reader.network.config
+    if not isinstance(config, Eagle3Config):
+        return
+    value = not config.norm_before_residual
+    names = ("the feature before its norm", "the feature after its norm")
+    yield Variant(
+        "residual",
+        names[config.norm_before_residual],
+        names[value],
+        _with(reader, norm_before_residual=value),
+        folder.set({"norm_before_residual": value}, {"norm_before_residual": value}),
+    )
+    value = not config.norm_output
+    names = ("the state before the last norm", "the state after the last norm")
+    yield Variant(
+        "feature of drafted tokens",
+        names[config.norm_output],
+        names[value],
+        _with(reader, norm_output=value),
+        folder.set({"norm_output": value}, {"norm_output": value}),
+        depth=2,  # the first token's feature is the target's
+    )
+
+
+def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
+    """Norms that need weights: one of the folder's is left out, or one that it lacks is tried with weights of one."""
+    network, config = reader.network, reader.network.config
+    size = config.hidden_size
+    three = isinstance(config, Eagle3Config)
+    names: dict[str, dict[str, int]] = {"input_norm": {"layers.0.input_layernorm.weight": size}}
+    if isinstance(config, Eagle3Config):
+        parts = {f"fc_norm.{index}.weight": config.target_size for index in range(config.features)}
+        names = {"fc_norm": parts, "norm_before_fc": {"input_norm.weight": config.features * config.target_size}}
+    where = {
+        "input_norm": "the layer's input",
+        "fc_norm": "each feature before fc",
+        "norm_before_fc": "all features before fc",
+    }
+    held = [flag for flag in names if getattr(config, flag)]
+    for flag, tensors in names.items():
+        listed = ", ".join(f"`{name}`" for name in tensors)
+        key = flag if three or folder.layout == OWN else ""  # in published EAGLE-1 and -2 the tensor alone says it
+        if flag in held:
+            said = Remedy({key: False} if key else {}, f"Leave {listed} out of the folder's tensors.")
+            yield Variant("norms", f"norm of {where[flag]}", "none", _with(reader, **{flag: False}), said)
+        elif not (three and held):  # the two exclude each other
+            weight = next(network.parameters())
+            ones = {
+                name: torch.ones(count, dtype=weight.dtype, device=weight.device) for name, count in tensors.items()
+            }
+            mended = replace(reader, network=altered(network, ones, **{flag: True}))
+            text = f"Put {listed} into the folder, as trained; weights of one were tried."
+            said = Remedy({key: True} if key else {}, text)
+            yield Variant("norms", f"no norm of {where[flag]}", "a norm with weights of one", mended, said)
+
+
+def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
+    """The base and the scaling of rotations."""
+    config = reader.network.config
+    rope = getattr(target, "rope_parameters", None) or {}
+    base = rope.get("rope_theta")
+    for theta, name in ((BASE, "the usual"), (base, "the model's")):
+        if isinstance(theta, int | float) and theta > 0 and theta != config.rope_theta:
+            yield Variant(
+                "rope base",
+                f"{config.rope_theta:g}",
+                f"{name}, {theta:g}",
+                _with(reader, rope_theta=float(theta)),
+                folder.set({"rope_theta": float(theta)}, {folder.base(): float(theta)}),
+            )
+        if theta == base:
+            break  # both are the same
+    if not isinstance(config, Eagle3Config):
+        return
+    own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", *MROPE)}
+    if config.rope_scaling is not None:
+        kept = {name: own[name] for name in (*MROPE, "rope_theta") if name in own}
+        published = {folder.rope(): {**kept, "rope_type": "default"} if kept else None}
+        remedy = folder.set({"rope_scaling": None}, published)
+        yield Variant("rope scaling", "as its config says", "none", _with(reader, rope_scaling=None), remedy)
+    elif scaling.get("rope_type") in SCALED_ROPE:
+        kept = {name: value for name, value in own.items() if name not in ("type", "rope_type")}
+        remedy = folder.set({"rope_scaling": scaling}, {folder.rope(): {**kept, **scaling}})
+        yield Variant("rope scaling", "none", "the model's", _with(reader, rope_scaling=scaling), remedy)
+
+
+MROPE = ("mrope_section", "mrope_interleaved")
+
+
+def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
+    """The two ends of the network: embedding with its scale, LM head, and the tables between vocabularies."""
+    network, config = reader.network, reader.network.config
+    scale = math.sqrt(config.hidden_size)
+    for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
+        if isinstance(network, Eagle3):
+            scaled = replace(reader, scale=reader.scale * factor)
+            weights = "`embed_tokens.weight`, the folder's or else the model's,"
+        else:
+            weights = f"the first {config.hidden_size} columns of `fc.weight`"
+            fused = network.fc.weight.clone()
+            fused[:, : config.hidden_size] *= factor
+            scaled = replace(reader, network=altered(network, {"fc.weight": fused}))
+        remedy = Remedy(text=f"In the folder's tensors, multiply {weights} by {factor:.6g}.")
+        yield Variant("embedding scale", "as the embedding gives it", name, scaled, remedy)
+    if isinstance(network, Eagle3):
+        yield from _eagle3_ends(reader, network)
+        return
+    for convention, names, end in (
+        ("LM head", ("lm_head.weight", "model.lm_head.weight"), reader.output),
+        ("embedding", ("embed_tokens.weight", "model.embed_tokens.weight"), reader.embedding),
+    ):
+        now = cast(Tensor, end.weight)
+        held = None if folder.layout == OWN else folder.tensor(names)
+        if held is None or held.shape != now.shape or torch.equal(held.to(now), now):
+            continue
+        remedy = Remedy(text="The drafter was trained for other weights than this model's: draft for that model.")
+        if convention == "LM head":
+            changed = replace(reader, output=_linear(held.to(now)))
+        else:
+            changed = replace(reader, embedding=nn.Embedding.from_pretrained(held.to(now)))
+        yield Variant(convention, "the model's", "the folder's", changed, remedy)
+
+
+def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
+    config, output = network.config, reader.output
+    if config.own_embedding and config.hidden_size == config.target_size:
+        shared = replace(reader, network=altered(network, own_embedding=False))
+        remedy = Remedy(text="Leave `embed_tokens.weight` out of the folder's tensors.")
+        yield Variant("embedding", "the folder's", "the model's", shared, remedy)
+    ids = network.token_ids(torch.arange(network.vocabulary, device=output.weight.device))
+    legal = bool(((ids >= 0) & (ids < config.vocab_size)).all())
+    if config.hidden_size == config.target_size and legal:
+        tied = replace(reader, network=altered(network, {"lm_head.weight": output.weight[ids].clone()}))
+        rows = "the rows of the drafted tokens in the model's LM head" if config.mapped else "the model's LM head"
+        remedy = Remedy(text=f"Replace `lm_head.weight` by {rows}.")
+        yield Variant("LM head", "its own", "tied to the model's", tied, remedy)
+    if config.mapped:
+        table = cast(Tensor, network.d2t)
+        own = torch.arange(len(table), device=table.device)
+        if int(table.min()) >= 0 and int(table.max()) < config.vocab_size and len(table.unique()) == len(table):
+            read = replace(reader, network=altered(network, {"d2t": table - own}))
+            remedy = Remedy(text="`d2t` holds tokens: subtract `torch.arange(len(d2t))` from it, or add `t2d`.")
+            yield Variant("d2t", "offsets", "tokens", read, remedy)
+
+
+def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Iterator[Variant]:
+    """Which tokens and features meet in a column, and what a picture's columns are."""
+    text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
+    for late, name in (
+        ("tokens", "token t and the features of token t"),
+        ("features", "token t + 1, features of t - 1"),
+    ):
+        shifted = replace(reader, late=late)
+        yield Variant("column shift", "token t + 1, features of token t", name, shifted, Remedy(text=text))
+    if not pictures:
+        return
+    config = reader.network.config
+    placed = getattr(config, "visual_token", None)
+    if placed is not None:
+        other = "own" if placed == "next" else "next"
+        remedy = folder.set({"visual_token": other}, None)
+        yield Variant("visual columns", placed, other, _with(reader, visual_token=other), remedy)
+    if not isinstance(config, Eagle3Config):
+        return
+    kinds: tuple[Pictures, ...] = ("placeholder", "projected", "dropped")
+    for kind in kinds:
+        same = config.hidden_size == config.target_size
+        if kind != config.pictures and (same or kind != "projected"):
+            remedy = folder.set({"pictures": kind}, None)
+            yield Variant("embedding of pictures", config.pictures, kind, _with(reader, pictures=kind), remedy)
+    rope = getattr(target, "rope_parameters", None) or {}
+    sections = tuple(config.mrope_section or rope.get("mrope_section") or ())
+    if not rope.get("mrope_section"):
+        return  # the model's positions have one axis
+    own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
+    plain = {name: value for name, value in own.items() if name not in MROPE}
+    fields: dict[str, Any] = {"mrope_section": list(sections)}
+    fields["mrope_interleaved"] = bool(config.mrope_interleaved or rope.get("mrope_interleaved"))
+    names = {"text": "counted like text", "temporal": "the first axis", "axes": "three axes"}
+    for kind, name in names.items():
+        if kind == config.positions or (kind == "axes" and 2 * sum(sections) != config.head_dim):
+            continue
+        changes: dict[str, Any] = {"positions": kind, **(fields if kind == "axes" else {})}
+        published: dict[str, Any] | None = None
+        if kind == "axes":
+            published = {folder.rope(): {"rope_type": "default", **plain, **fields}}
+        elif kind == "temporal":
+            published = {folder.rope(): {**plain, "rope_type": "default"} if plain else None}
+        remedy = folder.set(changes, published)
+        yield Variant("positions", names[config.positions], name, _with(reader, **changes), remedy)
+
+
+def _with(reader: Reader, **changes: Any) -> Reader:
+    return replace(reader, network=altered(reader.network, **changes))
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """An LM head with these weights."""
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    head.weight = nn.Parameter(weight, requires_grad=False)
+    return head
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join("the final norm" if layer == -1 else str(layer) for layer in layers)

@@ -1,0 +1,474 @@
+"""The drafter doctor: is a drafter read as it was trained, what does it cost if not, and what would it draft?
+
+A drafter that is read in another convention than that of its training drafts worse, and no output shows it: the text is
+the model's own anyway. `examine` measures the share of first tokens that are accepted, on the model's own greedy text,
+as the folder is read, and with each convention changed. What gains measurably is named, with the change that mends the
+folder. Mends are found one after another: each is measured on top of those before it.
+
+The gain of a change is paired over the same places. Its interval is that of a ratio of sums over texts (blocks of
+`BLOCK` places where there are few texts), with Student's t. A change is named if its gain is at least `LEAST_GAIN` and
+its interval, at 95 % over all changes together (Bonferroni), lies above zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.evaluation.calibration.conventions import Folder, Remedy, Variant, variants
+from mmdec.evaluation.calibration.own_texts import (
+    OwnText,
+    Reader,
+    chain_rounds,
+    draft_rounds,
+    own_text,
+    right_tokens,
+)
+from mmdec.evaluation.calibration.prompts import Asked, Model, has_template, inputs_of
+from mmdec.hub.drafters import load_drafter
+from mmdec.hub.find import drafter_by_name
+from mmdec.hub.vlm import LoadedVlm
+from mmdec.nn.dflash import DFlash
+from mmdec.provenance import hardware
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.registry import target_of
+from mmdec.training.corpora.text_files import evenly_spaced
+from mmdec.types import Drafter, InputError, Needs, Plan
+
+TOKENS = 128  # of each answer
+CHAINS = range(1, 8)
+TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
+LEAST_GAIN = 0.01
+MOST_MENDS = 4
+FEW, BLOCK = 10, 32  # texts, and places of a block
+MOST_PAIRS = 16  # prompts that are answered with the chat template and without
+TEMPLATE = "chat template"
+STRATA = 5  # of the target's confidence, for texts that differ
+OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One convention changed. before, after: acceptance of the token at `depth`; gain: their difference, paired.
+
+    verdict: "off": the change gains, the folder is to be mended; "worse": it costs; else "no measurable effect".
+    """
+
+    convention: str
+    now: str
+    tried: str
+    depth: int
+    before: Share
+    after: Share
+    gain: Share
+    verdict: str
+    remedy: Remedy = field(default_factory=Remedy)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Tokens a round, bonus included, with drafts of this size. mended: None where nothing is off."""
+
+    nodes: int
+    depth: int
+    as_is: float
+    mended: float | None = None
+
+    @property
+    def name(self) -> str:
+        """ "chain of 3", "tree of 16, 5 deep"."""
+        return f"chain of {self.nodes}" if self.nodes <= self.depth else f"tree of {self.nodes}, {self.depth} deep"
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What the doctor found. acceptance: of first tokens, as the folder is read; mended: after all of `findings`."""
+
+    drafter: str
+    system: str
+    layout: str
+    target: str
+    prompts: int
+    places: int
+    pictures: int  # prompts with pictures
+    template: bool
+    acceptance: Share
+    mended: Share | None
+    findings: list[Tried]
+    conventions: list[Tried]  # what was tried and is not off, measured after the mends
+    depths: list[float]  # acceptance of token k, from 1, of chains whose earlier tokens were accepted; after the mends
+    rounds: list[Rounds]
+    notes: list[str]
+    measured_on: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+def examine(
+    drafter: str | Path,
+    model: Model,
+    prompts: Sequence[Asked],
+    *,
+    template: bool = True,
+    tokens: int = TOKENS,
+    log: Callable[[str], None] = lambda line: None,
+) -> Examination:
+    """Examine a drafter on its target's own greedy answers.
+
+    drafter: its folder, name or hub id, as for `load_drafter`. model: the loaded target.
+    prompts: what the target answers.
+    template: whether prompts go through the chat template, if the model has one. tokens: the most of an answer.
+    log: receives lines of progress.
+    Returns: the `Examination`.
+    Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
+    """
+    target = target_of(model.model)
+    if not isinstance(target, DecoderTarget):
+        raise InputError(
+            f"`model` must be a language model or one that reads images, but is {type(model.model).__name__}. Measure "
+            "its drafters with `mmdec bench asr`."
+        )
+    loaded = load_drafter(drafter, model.model, "drafter")
+    loaded.check(target)
+    folder = Folder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
+    templates = [template and has_template(model)]
+    patient: _Network | _Other = _Other(loaded)
+    if isinstance(loaded, TreeGrowing) and not isinstance(loaded.network, DFlash):
+        ends: Any = model.model
+        reader = Reader(loaded.network, ends.get_input_embeddings(), ends.get_output_embeddings())
+        patient = _Network(reader, folder, model)
+        templates += [not template] * has_template(model)
+    needs = Needs(layers=tuple(sorted({*patient.layers(), -1})), embeds=True)
+
+    def written(asked: Asked, applied: bool) -> OwnText | None:
+        return own_text(target, inputs_of(model, asked, applied), loaded, tokens, needs)
+
+    log(f"the model answers {len(prompts)} prompts")
+    answers = [written(asked, templates[0]) for asked in prompts]
+    texts = [text for text in answers if text is not None]
+    if not texts:
+        raise InputError("`data` must have prompts that the model answers, but every answer is empty. Give others.")
+    pairs: list[tuple[OwnText, OwnText]] = []
+    if len(templates) > 1:
+        log("the model answers some of them " + ("without the chat template" if templates[0] else "as chats"))
+        answered = [pair for pair in zip(prompts, answers, strict=True) if pair[1] is not None]
+        for asked, text in evenly_spaced(answered, MOST_PAIRS):
+            other = written(asked, templates[1])
+            if other is not None and text is not None:
+                pairs.append((text, other))
+    log("the drafter is measured")
+    found = patient.examined(texts, pairs, log)
+    return replace(
+        found,
+        drafter=str(drafter),
+        layout=folder.layout,
+        target=target.name,
+        prompts=len(texts),
+        places=sum(text.places for text in texts),
+        pictures=sum(_pictured(text) for text in texts),
+        template=templates[0],
+        measured_on=hardware(
+            device=model.model.device, dtype=model.model.dtype, batch=1, threads=torch.get_num_threads()
+        ),
+    )
+
+
+def _pictured(text: OwnText) -> bool:
+    return text.context.visual is not None and bool(text.context.visual.any())
+
+
+def _blank(system: str, acceptance: Share) -> Examination:
+    return Examination("", system, "", "", 0, 0, 0, True, acceptance, None, [], [], [], [], [], {})
+
+
+class _Other:
+    """A drafter without the conventions of a draft network that continues features, such as Medusa or FLASH."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def layers(self) -> set[int]:
+        """The layers to record."""
+        return set(self.drafter.needs.layers)
+
+    def examined(
+        self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
+    ) -> Examination:
+        """Acceptance and tokens a round; nothing else is tried."""
+        plans = [*((length, length) for length in CHAINS), *TREES]
+        rounds = [Rounds(*plan, tokens_a_round(self.drafter, texts, *plan)) for plan in plans]
+        single = [draft_rounds(self.drafter, text, Plan(1, 1)) for text in texts]
+        hits = [np.arange(count) < text.places - count for text, count in zip(texts, single, strict=True)]
+        name = self.drafter.name.partition("-")[0]
+        note = f"Conventions are tried for networks that continue the model's features; {name} is none."
+        return replace(_blank(name, accepted([own.astype(float) for own in hits])), rounds=rounds, notes=[note])
+
+
+class _Network:
+    """A draft network under examination."""
+
+    def __init__(self, reader: Reader, folder: Folder, model: Model) -> None:
+        self.reader, self.folder, self.model = reader, folder, model
+
+    def layers(self) -> set[int]:
+        """The layers to record: the network's and those of all variants."""
+        tried = variants(self.reader, self.folder, self.model.model, True)
+        return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers)}
+
+    def examined(
+        self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
+    ) -> Examination:
+        """Try the conventions one by one, mend what is off, and count tokens a round before and after.
+
+        pairs: texts of the same prompts with the chat template as it is, and the other way.
+        """
+        pictures = any(_pictured(text) for text in texts)
+        findings, tried, reader = find_mends(self.reader, self.folder, self.model.model, texts)
+        mends = len(findings)
+        if pairs:
+            row = self._template(reader, pairs)
+            (findings if row.verdict == OFF else tried).append(row)
+        log("trees are grown")
+        rounds, depths = self._rounds(self.reader, texts)
+        if mends and not reader.late:
+            after, depths = self._rounds(reader, texts)
+            rounds = [replace(row, mended=new.as_is) for row, new in zip(rounds, after, strict=True)]
+        images = isinstance(self.model, LoadedVlm) and not pictures
+        return replace(
+            _blank(self.reader.network.system, accepted(_first(self.reader, texts))),
+            mended=accepted(_first(reader, texts)) if mends else None,
+            findings=findings,
+            conventions=tried,
+            depths=depths,
+            rounds=rounds,
+            notes=["No prompt has a picture: conventions of pictures were not tried."] * images,
+        )
+
+    def _template(self, reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
+        """Acceptance with the chat template and without it. The texts differ, so places are compared with places where
+        the model is as sure of its token."""
+        sides = [list(side) for side in zip(*pairs, strict=True)]
+        right = [_first(reader, side) for side in sides]
+        sure = [[confidences(reader, text) for text in side] for side in sides]
+        gain, certain = matched_gain(right[0], sure[0], right[1], sure[1])
+        applied = sides[0][0].prompt > sides[1][0].prompt
+        names = ("left out", "applied")
+        remedy = (
+            "It drafts better for prompts without the chat template, so it was trained on such: train it on chats."
+            if applied
+            else "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
+        )
+        return Tried(
+            TEMPLATE,
+            names[applied],
+            names[not applied],
+            1,
+            accepted(right[0]),
+            accepted(right[1]),
+            gain,
+            verdict(gain.value, certain),
+            Remedy(text=remedy),
+        )
+
+    def _rounds(self, reader: Reader, texts: Sequence[OwnText]) -> tuple[list[Rounds], list[float]]:
+        """Tokens a round of chains and trees, and acceptance by depth."""
+        places = sum(text.places for text in texts)
+        right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
+        found = [Rounds(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS]
+        drafter = reader.drafter()
+        if drafter is not None:
+            found += [Rounds(*plan, tokens_a_round(drafter, texts, *plan)) for plan in TREES]
+        return found, by_depth(right)
+
+
+def find_mends(
+    reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
+) -> tuple[list[Tried], list[Tried], Reader]:
+    """Find what is off with a network, one convention after another.
+
+    reader: the network as its folder is read. folder: where it lies. model: the target. texts: the target's; only
+        layers that they hold are tried.
+    Returns: what is off, in the order of mending; the other conventions on top of the mends; the mended reader.
+    """
+    findings, done = list[Tried](), set[str]()
+    pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
+    while True:
+        todo = [
+            variant
+            for variant in variants(reader, folder, model, pictures)
+            if variant.convention not in done and recorded >= {*variant.reader.layers}
+        ]
+        now = [right_tokens(reader, text, 2) for text in texts]
+        rows = [_try(variant, now, texts, len(todo)) for variant in todo]
+        best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
+        if best is None or best.verdict != OFF or len(done) == MOST_MENDS:
+            return findings, rows, reader
+        findings.append(best)
+        done.add(best.convention)
+        reader = todo[rows.index(best)].reader
+
+
+def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
+    """Measure a variant. now: what is right without it. count: variants in all."""
+    before = [_of_depth(right, variant.depth) for right in now]
+    after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
+    differences = [y - x for x, y in zip(before, after, strict=True)]
+    gain, certain = mean(differences), mean(differences, 0.05 / count)
+    return Tried(
+        variant.convention,
+        variant.now,
+        variant.tried,
+        variant.depth,
+        accepted(before),
+        accepted(after),
+        gain,
+        verdict(gain.value, certain),
+        variant.remedy,
+    )
+
+
+def tokens_a_round(drafter: Drafter, texts: Sequence[OwnText], nodes: int, depth: int) -> float:
+    """Tokens a round, bonus included, over all texts, with drafts of `nodes` tokens at most `depth` deep."""
+    return sum(text.places for text in texts) / sum(draft_rounds(drafter, text, Plan(nodes, depth)) for text in texts)
+
+
+def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
+    """Where the first token is drafted right."""
+    return [_of_depth(right_tokens(reader, text, 1), 1) for text in texts]
+
+
+def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
+    """What is right at one depth, as numbers (n,)."""
+    return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
+
+
+def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
+    """The share of token k, from 1, that is right where all tokens of the chain before it are."""
+    shares = []
+    for depth in range(CHAINS[-1]):
+        hits = tries = 0
+        for own in right:
+            if depth < len(own):
+                size = len(own[depth])
+                reached = torch.ones(size, dtype=torch.bool)
+                for earlier in own[:depth]:
+                    reached &= earlier[:size]
+                hits, tries = hits + int((reached & own[depth]).sum()), tries + int(reached.sum())
+        shares.append(hits / tries if tries else math.nan)
+    return shares
+
+
+def accepted(right: Sequence[np.ndarray]) -> Share:
+    """The share of places that are right."""
+    found = mean(right)
+    return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
+
+
+def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
+    """The mean over all places of texts, with its interval.
+
+    Texts are independent, or blocks of places where there are few texts: linearised variance of a ratio of sums,
+    Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
+    """
+    parts = [text for text in values if len(text)]
+    if len(parts) < FEW:
+        parts = [part for text in parts for part in np.array_split(text, max(1, len(text) // BLOCK))]
+    sums, counts = np.array([part.sum() for part in parts]), np.array([len(part) for part in parts], float)
+    total, spare = counts.sum(), len(parts) - 1
+    if spare < 0:
+        return Share(math.nan, -math.inf, math.inf)
+    value = float(sums.sum() / total)
+    if spare < 1:
+        return Share(value, -math.inf, math.inf)
+    between = ((sums - value * counts) ** 2).sum() * len(parts) / spare
+    within = sum(float(((part - value) ** 2).sum()) for part in parts)
+    reach = student(1 - level / 2, spare) * math.sqrt(max(between, within)) / float(total)
+    return Share(value, value - reach, value + reach)
+
+
+def student(chance: float, freedom: int) -> float:
+    """A quantile of Student's t. Source: Abramowitz and Stegun, 26.7.5."""
+    z = NormalDist().inv_cdf(chance)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
+def verdict(gain: float, certain: Share) -> str:
+    """The verdict on a change. certain: the gain with the interval for all changes together."""
+    if gain >= LEAST_GAIN and certain.low > 0:
+        return OFF
+    return WORSE if gain <= -LEAST_GAIN and certain.high < 0 else NOTHING
+
+
+@torch.inference_mode()
+def confidences(reader: Reader, text: OwnText) -> np.ndarray:
+    """The chances (N,) that the target gives the tokens that a drafter drafts first."""
+    logits = reader.output(text.context.features[-1][0, text.prompt :]).float()
+    tokens = torch.tensor(text.answer[1:], device=logits.device)[:, None]
+    return logits.softmax(-1).gather(1, tokens)[:, 0].cpu().numpy()
+
+
+def matched_gain(
+    ours: Sequence[np.ndarray], sure: Sequence[np.ndarray], others: Sequence[np.ndarray], sure_of: Sequence[np.ndarray]
+) -> tuple[Share, Share]:
+    """The gain of other texts over ours among places of the same confidence, and the same as `verdict` reads it.
+
+    ours, others: what is right, a text for each prompt. sure, sure_of: the target's confidence there. The interval is
+    the jackknife's over prompts.
+    """
+    pooled = np.concatenate([*sure, *sure_of])
+    edges = np.quantile(pooled, np.arange(1, STRATA) / STRATA)
+    weights = np.bincount(np.searchsorted(edges, pooled), minlength=STRATA) / len(pooled)
+
+    def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
+        """(prompts, 2, strata): places that are right, and all."""
+        where = [np.searchsorted(edges, part) for part in chances]
+        pairs = zip(where, right, strict=True)
+        return np.array([[np.bincount(w, r, STRATA), np.bincount(w, minlength=STRATA)] for w, r in pairs])
+
+    first, second = table(ours, sure), table(others, sure_of)
+
+    def gain(rows: np.ndarray) -> float:
+        (hit, all_), (hit_of, all_of) = first[rows].sum(0), second[rows].sum(0)
+        both = (all_ > 0) & (all_of > 0)
+        if not both.any():
+            return 0.0
+        differences = hit_of[both] / all_of[both] - hit[both] / all_[both]
+        return float((weights[both] * differences).sum() / weights[both].sum())
+
+    every = np.arange(len(ours))
+    value = gain(every)
+    if len(every) < 3:
+        unknown = Share(value, -math.inf, math.inf)
+        return unknown, unknown
+    left = np.array([gain(np.delete(every, index)) for index in every])
+    spread = math.sqrt((len(every) - 1) / len(every) * ((left - left.mean()) ** 2).sum())
+    reaches = [student(1 - level / 2, len(every) - 1) * spread for level in (0.05, 0.01)]
+    near, far = (Share(value, value - reach, value + reach) for reach in reaches)
+    return near, far

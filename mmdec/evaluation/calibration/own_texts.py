@@ -1,0 +1,278 @@
+"""The target's own texts, and how often a drafter's tokens are right in them.
+
+For each prompt the target writes its greedy answer once, and reads prompt and answer in one pass. From that pass a
+drafter's first token is known at every place at once, and so are later tokens of chains: behind a right token a drafter
+reads the true text. So a chain's rounds follow without decoding, and are those of decoding. A tree is grown by the
+drafter itself, at each round's true prefix.
+
+P columns of the prompt, N + 1 tokens of the answer, L = P + N columns of the pass, H channels. Column c of the answer
+has its token c as root (c from 0), and drafts token c + 1 first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from mmdec.decode.tree import single
+from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.generation.speculation import generate
+from mmdec.nn.draft_network import DraftNetwork, Pair, Prompted
+from mmdec.nn.eagle3 import Eagle3, Eagle3Config
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.vlm import longest
+from mmdec.types import Context, Drafter, InputError, Needs, Plan, Scores, Verdict
+
+LEAST = 2  # tokens of an answer, else its prompt is left out
+
+
+@dataclass(frozen=True)
+class OwnText:
+    """A prompt, the target's answer, and what its pass over both gave."""
+
+    answer: list[int]  # N + 1 tokens
+    context: Context  # of the pass: L columns in a batch of one
+
+    @property
+    def prompt(self) -> int:
+        """P."""
+        return self.context.tokens.shape[1] - self.places
+
+    @property
+    def places(self) -> int:
+        """N, the places where a draft begins."""
+        return len(self.answer) - 1
+
+    @property
+    def begun(self) -> Context:
+        """The context of the prompt alone."""
+        end, whole = self.prompt, self.context
+        return replace(
+            whole,
+            tokens=whole.tokens[:, :end],
+            mask=whole.mask[:, :end],
+            positions=whole.positions[..., :end],
+            next_position=whole.positions[..., end].amax(0),
+            features={layer: states[:, :end] for layer, states in whole.features.items()},
+            embeds=None if whole.embeds is None else whole.embeds[:, :end],
+            visual=None if whole.visual is None else whole.visual[:, :end],
+            pictures=None if whole.pictures is None else whole.pictures[:, :end],
+        )
+
+
+def own_text(
+    target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
+) -> OwnText | None:
+    """Let the target answer a prompt, and read both. None for an answer of fewer than `LEAST` tokens.
+
+    inputs: as for `generate`, a batch of one. drafter: makes the answer faster, and does not change it. tokens: the
+        most new ones. needs: what the pass records.
+    Raises: InputError for a prompt that leaves no room for an answer.
+    """
+    model: Any = target.model
+    begin = inputs["input_ids"].shape[1]
+    most = longest(model.config.get_text_config(decoder=True))
+    room = tokens if most is None else min(tokens, most - max(target.prompt_positions(inputs)))
+    if room < LEAST:
+        raise InputError(f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}.")
+    plain: dict[str, Any] = {"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None}
+    ends = model.generation_config.eos_token_id
+    if model.generation_config.pad_token_id is None and ends is not None:
+        plain["pad_token_id"] = ends[0] if isinstance(ends, list) else ends
+    written = generate(model, inputs, drafter, max_new_tokens=room, **plain).sequences
+    answer: list[int] = written[0, begin:].tolist()
+    if len(answer) < LEAST:
+        return None
+    added = len(answer) - 1
+    whole = {
+        name: pad(value, (0, added), value=int(name == "attention_mask"))
+        if isinstance(value, Tensor) and value.shape == inputs["input_ids"].shape
+        else value
+        for name, value in inputs.items()
+    }
+    whole["input_ids"] = written[:, :-1]
+    _, context, _, _ = target.prefill(whole, needs)
+    return OwnText(answer, context)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a drafter is read: its network, the target's embedding and LM head, and two conventions outside its settings.
+
+    scale: a factor of EAGLE-3's text embeddings. late: "tokens": a column reads the token before the one that it
+        should; "features": the features of the token before.
+    """
+
+    network: DraftNetwork
+    embedding: nn.Module
+    output: nn.Linear
+    scale: float = 1.0
+    late: str = ""
+
+    @property
+    def table(self) -> nn.Module:
+        """The embedding of text: the network's own, or the target's."""
+        own = getattr(self.network.config, "own_embedding", False)
+        return self.network.get_submodule("embed_tokens") if own else self.embedding
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers that are read."""
+        return self.network.config.layers
+
+    def drafter(self) -> TreeGrowing | None:
+        """The drafter that reads so; None if there is none."""
+        if self.late:
+            return None
+        drafter = TreeGrowing(self.network, self.embedding, self.output)
+        if self.scale != 1.0:
+            drafter.embedding = Scaled(drafter.embedding, self.scale)
+        return drafter
+
+    def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
+        """The embeddings (L, H) and features (L, k * Ht) of all columns, and which are visual (L,)."""
+        whole = text.context
+        visual = whole.visual[0] if whole.visual is not None else whole.mask[0].logical_not()
+        embeds = self.table(whole.tokens[0]) * self.scale
+        if self.network.config.projected and whole.embeds is not None:
+            embeds = torch.where(visual[:, None], whole.embeds[0], embeds)
+        features = torch.cat([whole.features[layer][0] for layer in self.layers], -1)
+        if self.late == "tokens":
+            embeds, visual = embeds.roll(1, 0), visual.roll(1, 0)
+        elif self.late == "features":
+            features = features.roll(1, 0)
+        return embeds, features, visual
+
+    def positions(self, text: OwnText, prompted: Prompted) -> tuple[Tensor, int]:
+        """Positions (1 or 3, 1, M) or (1, M) of the prompt's columns, and the position of the first root's column."""
+        config, whole = self.network.config, text.begun
+        if isinstance(config, Eagle3Config) and config.follows and len(whole.positions) > 1:
+            taken = whole.positions[:, :, :-1]
+            return taken if config.positions == "axes" else taken[0], int(whole.next_position) - 1
+        return prompted.positions[None], text.prompt - 1 if prompted.end is None else prompted.end
+
+
+class Scaled(nn.Module):
+    """An embedding whose output is multiplied by a factor."""
+
+    def __init__(self, embedding: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.embedding, self.scale = embedding, scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens) * self.scale
+
+
+@torch.inference_mode()
+def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
+    """For each depth k from 1: whether token k behind each root is drafted right where those before it were,
+    (N + 1 - k,) bool; fewer depths if the answer is shorter."""
+    network, begin, count = reader.network, text.prompt, text.places
+    embeds, features, visual = reader.rows(text)
+    prompted = network.prompt(embeds[:begin], features[:begin], visual[:begin])
+    positions, start = reader.positions(text, prompted)
+    past: Pair | None = None
+    if len(prompted.states):
+        _, past = network.layer(prompted.states[None], positions)
+    own = torch.arange(start, start + count, device=embeds.device)
+    states = network.fuse(embeds[begin:], features[begin - 1 : -1], prompted.carry)
+    answer = torch.tensor(text.answer, device=embeds.device)
+    mask: Tensor | None = None
+    found: list[Tensor] = []
+    for step in range(min(depth, count)):
+        hidden, pair = network.layer(states[None], own[None, step:], past, mask)
+        past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
+        drafted = network.token_ids(network.logits(hidden[0], reader.output).argmax(-1))
+        found.append((drafted == answer[1 + step :]).cpu())
+        # the chains behind all roots at once: a root's chain sees the text up to the root, and itself
+        states = _followed(reader, embeds[begin + step + 1 :], hidden[0, :-1], prompted.carry)
+        mask = _chain_mask(len(prompted.states), count, step + 1, states)
+    return found
+
+
+def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
+    """The layer's input at the second and later columns of chains: embeds and hidden (n, H)."""
+    network = reader.network
+    if isinstance(network, Eagle3) and network.config.mask_token is not None:
+        token = torch.tensor(network.config.mask_token, device=embeds.device)
+        return network.masked(reader.table(token) * reader.scale).expand(len(embeds), -1)
+    return network.follow(embeds, hidden, carry)
+
+
+def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
+    """The additive mask (1, 1, n, S) of a chain's column `step`: the prompt, the answer's columns up to the root, and
+    the chain's own columns."""
+    device, size = states.device, count - step
+    roots = torch.arange(size, device=device)[:, None]
+    parts = [torch.ones(size, prompt, dtype=torch.bool, device=device)]
+    parts.append(torch.arange(count, device=device) <= roots)
+    parts += [torch.arange(count - earlier, device=device) == roots for earlier in range(1, step + 1)]
+    seen = torch.cat(parts, 1)
+    return torch.zeros(seen.shape, dtype=states.dtype, device=device).masked_fill(~seen, -math.inf)[None, None]
+
+
+def chain_rounds(right: Sequence[Tensor], length: int) -> int:
+    """The rounds in which chains of `length` tokens write an answer. right: as from `right_tokens`."""
+    lists = [depth.tolist() for depth in right]
+    count = len(lists[0])
+    root = rounds = 0
+    while root < count:
+        accepted = 0
+        while accepted < min(length, count - root) and lists[accepted][root]:
+            accepted += 1
+        root, rounds = root + accepted + 1, rounds + 1
+    return rounds
+
+
+@torch.inference_mode()
+def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
+    """The rounds in which a drafter writes an answer with drafts of this plan."""
+    begin, device, answer = text.prompt, text.context.tokens.device, text.answer
+    states = {layer: text.context.features[layer] for layer in drafter.needs.layers}
+    begun = text.begun  # drafters that read no embeddings get none, as from a target
+    memory = drafter.start(begun if drafter.needs.embeds else replace(begun, embeds=None))
+    prompt = single(text.context.tokens[:, begin - 1 : begin].flatten())
+    drafter.update(memory, prompt, _scores(states, [begin - 1]), _verdict([0], answer[:1], device))
+    root = rounds = 0
+    while True:
+        draft = drafter.propose(memory, torch.tensor([answer[root]], device=device), plan)
+        path = accepted_path(draft.tokens[0].tolist(), draft.parents[0].tolist(), int(draft.size), answer[root + 1 :])
+        rounds += 1
+        if root + len(path) >= text.places:
+            return rounds
+        # nodes that were not accepted have no features: those of the root stand there
+        columns = [begin + root] * draft.tokens.shape[1]
+        for depth, node in enumerate(path):
+            columns[node] = begin + root + depth
+        tokens = answer[root + 1 : root + 1 + len(path)]
+        drafter.update(memory, draft, _scores(states, columns), _verdict(path, tokens, device))
+        root += len(path)
+
+
+def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, following: Sequence[int]) -> list[int]:
+    """The nodes of a draft that continue as the text does, from the root. following: the text behind the root."""
+    path = [0]
+    for token in following:
+        node = next((n for n in range(1, size) if parents[n] == path[-1] and tokens[n] == token), None)
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
+def _scores(states: Mapping[int, Tensor], columns: list[int]) -> Scores:
+    """The features of a draft's nodes, from these columns of the text."""
+    index = torch.tensor(columns, device=next(iter(states.values())).device if states else None)
+    return Scores(torch.empty(1, len(columns), 0), {layer: value[:, index] for layer, value in states.items()})
+
+
+def _verdict(path: list[int], tokens: list[int], device: torch.device) -> Verdict:
+    said = torch.tensor([tokens], device=device)
+    done, lengths = torch.zeros(1, dtype=torch.bool, device=device), torch.tensor([len(tokens)], device=device)
+    return Verdict(torch.tensor([path], device=device), said[:, -1], done, said, lengths)

@@ -1,0 +1,101 @@
+r"""Measures when `transcribe` says that words start and end, on recordings whose words' times are known.
+
+python -m mmdec.evaluation.quality.word_times --recordings data/timed_words/manifest.jsonl --model openai/whisper-base \
+    --language en
+
+The recordings are those of data/build/timed_words.py. A word counts where the transcript has it right. Words beside a
+pause are also counted by themselves: a start after one, an end before one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mmdec.hub.whisper import DEFAULT_MODEL, load_whisper
+from mmdec.pipelines.transcription.transcribe import transcribe
+from mmdec.training.metrics.text import normalise_words
+
+PAUSE = 0.25  # seconds of silence beside a word
+FAR = 0.3  # seconds; an error beyond it is counted as one
+
+Timed = tuple[str, float, float]  # a word, its start and its end in seconds
+
+
+@dataclass(frozen=True)
+class TimeError:
+    """How much too late a word's start and end are, in seconds; whether a pause is before it, and behind it."""
+
+    start: float
+    end: float
+    after_pause: bool
+    before_pause: bool
+
+
+def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeError]:
+    """Errors of the words that both have, in the same order."""
+    said, true = (["".join(normalise_words(word)) for word, _, _ in words] for words in (found, known))
+    errors = list[TimeError]()
+    for block in SequenceMatcher(None, said, true, autojunk=False).get_matching_blocks():
+        for at in range(block.size):
+            (_, start, end), place = found[block.a + at], block.b + at
+            _, starts, ends = known[place]
+            errors.append(
+                TimeError(
+                    start - starts,
+                    end - ends,
+                    place == 0 or starts - known[place - 1][2] > PAUSE,
+                    place == len(known) - 1 or known[place + 1][1] - ends > PAUSE,
+                )
+            )
+    return errors
+
+
+def summary(errors: Sequence[float]) -> dict[str, float]:
+    """Count, median distance, median error (positive: too late), and the share of errors beyond 0.3 s."""
+    if not errors:
+        return {"words": 0}
+    return {
+        "words": len(errors),
+        "median": median(map(abs, errors)),
+        "late": median(errors),
+        "far": sum(abs(error) > FAR for error in errors) / len(errors),
+    }
+
+
+def measure(errors: Sequence[TimeError]) -> dict[str, dict[str, float]]:
+    """Summaries of all starts and ends, and of those beside a pause."""
+    return {
+        "starts": summary([error.start for error in errors]),
+        "ends": summary([error.end for error in errors]),
+        "starts after a pause": summary([error.start for error in errors if error.after_pause]),
+        "ends before a pause": summary([error.end for error in errors if error.before_pause]),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recordings", type=Path, required=True, help="manifest.jsonl of data/build/timed_words.py")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")
+    parser.add_argument("--language", help="default: detected")
+    options = parser.parse_args()
+    whisper, errors = load_whisper(options.model), dict[str, list[TimeError]]()
+    for line in options.recordings.read_text(encoding="utf-8").splitlines():
+        row: dict[str, Any] = json.loads(line)
+        path = options.recordings.parent / row["path"]
+        out = transcribe(path, model=whisper, timestamps="word", language=options.language)
+        found = [(word.text, word.start, word.end) for segment in out.segments for word in segment.words or ()]
+        errors.setdefault(row["voice"], []).extend(time_errors(found, [tuple(word) for word in row["words"]]))
+    groups = {"all": [error for group in errors.values() for error in group], **errors}
+    print(json.dumps({name: measure(group) for name, group in groups.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A published drafter's folder, read before its layout is known: config.json, and the tensors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mmdec.checks.weights import (
+    INDEX,
+    WHOLE,
+    check_finite_weights,
+    damaged,
+    lies_inside,
+    read_settings,
+    read_weights,
+    shards,
+)
+from mmdec.hub.find import DRAFTER_PICKLES
+from mmdec.types import InputError
+
+MAX_BYTES = 16 * 2**30
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The content of a published folder."""
+
+    folder: Path
+    described: Mapping[str, Any]  # config.json
+    state: Mapping[str, Tensor]
+    argument: str  # the folder's name in error messages
+
+    @classmethod
+    def of(cls, folder: Path, argument: str) -> Checkpoint:
+        """Read config.json and all tensors, from safetensors if there are any, else from the pickle."""
+        return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
+
+    def fail(self, rule: str, fault: str, remedy: str) -> InputError:
+        """Make an error about this folder. rule: what must hold. fault: what is wrong. remedy: what to do."""
+        return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
+
+    def shape(self, name: str) -> torch.Size:
+        """The shape of a matrix. Raises InputError if it is missing or no matrix."""
+        tensor = self.state.get(name)
+        if tensor is None or tensor.dim() != 2 or not tensor.numel():
+            raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")
+        return tensor.shape
+
+
+def tensor_names(folder: Path, argument: str) -> frozenset[str]:
+    """The names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read whole."""
+    if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
+        names = read_settings(folder / INDEX, argument).get("weight_map")
+        return frozenset(names) if isinstance(names, dict) else frozenset()
+    if (folder / WHOLE).is_file():
+        with (
+            damaged(f"`{argument}` must hold whole safetensors, but '{folder / WHOLE}' is damaged"),
+            safe_open(folder / WHOLE, framework="pt") as opened,
+        ):
+            return frozenset(opened.keys())
+    return frozenset(read_tensors(folder, argument)) if _pickle(folder) else frozenset()
+
+
+def _pickle(folder: Path) -> Path | None:
+    return next((folder / name for name in DRAFTER_PICKLES if (folder / name).is_file()), None)
+
+
+def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
+    """All tensors of a folder, from safetensors if there are any, else from a pickle: of that, only tensors are
+    read."""
+    file = _pickle(folder)
+    if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
+        return read_weights(shards(folder, argument), argument)
+    if not lies_inside(file, folder):
+        raise InputError(
+            f"`{argument}` must hold its weights in its own folder, but '{file}' lies outside. Copy it there."
+        )
+    if file.stat().st_size > MAX_BYTES:
+        raise InputError(
+            f"`{argument}` must hold at most {MAX_BYTES} bytes, but '{file}' has more. Name a draft network's."
+        )
+    with damaged(f"`{argument}` must hold named tensors, but '{file}' does not"):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(state, Mapping) or not all(
+            isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+        ):
+            raise ValueError("it holds something else than named tensors")
+    check_finite_weights(state, file, argument)
+    return dict(state)

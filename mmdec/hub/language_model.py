@@ -1,0 +1,114 @@
+"""Loads language models with their tokenizers, from a folder or by hub id.
+
+A folder is as transformers writes it: config.json, generation_config.json, safetensors and tokenizer. Pickles and
+remote code are refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from mmdec.checks.devices import check_device
+from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, read_settings
+from mmdec.hub.find import find, kind
+from mmdec.types import InputError
+
+GENERATION = "generation_config.json"
+FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # any of them: there is a tokenizer
+
+
+@final
+@dataclass(frozen=True)
+class LoadedLanguageModel:
+    """A language model, its tokenizer and the folder of both."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    directory: Path
+
+
+def load_language_model(
+    model: str | os.PathLike[str],
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    fetching: Mapping[str, Any] | None = None,
+) -> LoadedLanguageModel:
+    """Load a language model and its tokenizer.
+
+    model: a directory or hub id. device: None for a GPU if there is one. dtype: None for float32. fetching: options of
+        `snapshot_download`.
+    Raises: InputError if there is no such model, its files are damaged or no safetensors, or it has no tokenizer.
+    """
+    directory = find(model, None, FILES, fetching)
+    torch_device = check_device(device)
+    tokenizer = folder_tokenizer(directory)
+    if tokenizer is None:
+        raise InputError(
+            f"`model` must have a tokenizer, but '{directory}' holds none of {', '.join(TOKENIZERS)}. Fetch it again, "
+            "or save the tokenizer there."
+        )
+    network: Any = read_language_model(directory)
+    return LoadedLanguageModel(network.to(torch_device, dtype), tokenizer, directory)
+
+
+def is_language_model(directory: Path) -> bool:
+    """Whether config.json in `directory` is that of a causal language model of transformers."""
+    return _config_type(directory) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def read_language_model(directory: Path, argument: str = "model") -> PreTrainedModel:
+    """Load the network in `directory`, in float32 on the CPU. Raises InputError about `argument` if files are damaged
+    or outside it."""
+    config_type = _config_type(directory)
+    if config_type is None or config_type not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InputError(
+            f"`{argument}` must be a language model, but '{directory}' is {kind(directory) or 'no model'!r}. Name a "
+            "Llama, a Qwen2 or another decoder-only model."
+        )
+    return read_network(directory, config_type, MODEL_FOR_CAUSAL_LM_MAPPING[config_type], "language model", argument)
+
+
+def read_network(
+    directory: Path, config_type: Any, network: Any, what: str, argument: str = "model"
+) -> PreTrainedModel:
+    """Load a network of these classes, in float32 on the CPU and in evaluation mode. what: its kind, for messages."""
+    settings = read_settings(directory / "config.json", argument)
+    with damaged(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
+        config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
+        model = fill_pretrained(cast(type[PreTrainedModel], network), config, directory, argument)
+        if (directory / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
+            check_generation(model.generation_config, config.get_text_config(decoder=True), directory)
+    return model.eval()
+
+
+def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model's folder; None without a folder or a tokenizer in it. Raises InputError if it is
+    damaged."""
+    if directory is None or not any((directory / name).is_file() for name in TOKENIZERS):
+        return None
+    with damaged(f"`model` must have a whole tokenizer, but that in '{directory}' is damaged"):
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def _config_type(directory: Path) -> type[PreTrainedConfig] | None:
+    """The configuration class in transformers; remote code is not considered."""
+    model_type = kind(directory)
+    listed = model_type in CONFIG_MAPPING  # its `get` finds nothing: transformers reads its entries one by one
+    return CONFIG_MAPPING[model_type] if listed else None

@@ -1,0 +1,97 @@
+"""Makes a drafter of a smaller model: of the target's vocabulary, or of another with both tokenizers at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+from mmdec.drafters.other_vocabulary import OtherVocabulary
+from mmdec.drafters.small_model import SmallModel
+from mmdec.hub.find import HUB_ID, download
+from mmdec.hub.language_model import FILES, folder_tokenizer, read_language_model
+from mmdec.targets.hf_target import HfTarget, source_folder, source_of
+from mmdec.targets.registry import target_of
+from mmdec.types import Drafter, InputError
+
+_tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()  # with the model's source
+# small model -> target -> both tokenizers, and whether they differ: reading a vocabulary takes a tenth of a second
+_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, tuple[Any, Any, bool]]]
+_known = WeakKeyDictionary()
+_lock = Lock()
+FOREIGN = 0.01  # share of a vocabulary that may differ: added tokens are named anew without a new tokenizer
+
+
+def small_target(network: PreTrainedModel) -> HfTarget:
+    """The smaller model's target. Raises InputError if it cannot draft."""
+    try:
+        return target_of(network)
+    except InputError as error:
+        raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
+
+
+def small_drafter(
+    network: PreTrainedModel, model: PreTrainedModel, tokenizer: Any = None, target_tokenizer: Any = None
+) -> Drafter:
+    """A drafter of a smaller model.
+
+    network: the smaller model. model: the target model. tokenizer, target_tokenizer: of the two. Default None: those in
+        the folders that the models were loaded from.
+    Returns: a `SmallModel`, or an `OtherVocabulary` where the tokenizers differ.
+    Raises: InputError if the vocabularies do not fit and a tokenizer is missing.
+    """
+    small, size = small_target(network), model.config.get_text_config(decoder=True).vocab_size
+    if not small.reads_encoder:
+        own = tokenizer_of(network) if tokenizer is None else tokenizer
+        theirs = tokenizer_of(model) if target_tokenizer is None else target_tokenizer
+        if own is not None and theirs is not None:
+            if small.vocab_size > size or _differ(network, model, own, theirs):
+                return OtherVocabulary(small, own, theirs, small.positions, size)
+        elif small.vocab_size > size:
+            lacking = "the smaller model" if own is None else "the target"
+            raise InputError(
+                f"`drafter` must have at most the target's {size} tokens where {lacking} has no tokenizer in its "
+                f"folder, but has {small.vocab_size}. Give folders that hold model and tokenizer, or pass the target's "
+                "tokenizer to `mmdec.load_drafter`."
+            )
+    sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
+    return SmallModel(small, positions=small.positions, encode=small.encode if small.encodes else None, **sees)
+
+
+def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
+    """Load a smaller language model's folder as a drafter, on the target's device and in its precision."""
+    network: Any = read_language_model(folder, "drafter")
+    return small_drafter(network.to(model.device, model.dtype), model, None, target_tokenizer)
+
+
+def tokenizer_of(model: PreTrainedModel) -> Any:
+    """The tokenizer in the folder, or in the local copy of the hub's repository, that a model was loaded from; None if
+    there is none."""
+    source = source_of(model)
+    with _lock:
+        if model not in _tokenizers or _tokenizers[model][0] != source:
+            _tokenizers[model] = source, _read_tokenizer(source_folder(model), source)
+        return _tokenizers[model][1]
+
+
+def _read_tokenizer(folder: Path | None, source: str) -> Any:
+    if folder is None and HUB_ID.fullmatch(source):
+        try:
+            folder = download(source, FILES, "drafter", {"local_files_only": True})
+        except InputError:
+            return None
+    return folder_tokenizer(folder)
+
+
+def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
+    """Whether the small model's ids mean other words to the target."""
+    with _lock:
+        known = _known.setdefault(network, WeakKeyDictionary())
+        if model not in known or known[model][0] is not own or known[model][1] is not theirs:
+            mine, targets = own.get_vocab(), theirs.get_vocab()
+            foreign = sum(targets.get(token) != number for token, number in mine.items())
+            known[model] = own, theirs, foreign > FOREIGN * len(mine)
+        return known[model][2]

@@ -1,0 +1,207 @@
+"""DFlash: a network that drafts a whole block in one pass, over keys and values made from the target's states.
+
+Chen et al. 2026 (DFlash, arXiv 2602.06036). The features of an accepted token are the target's residual stream after
+some layers. fc and a norm make one state of them, from which every layer projects a key and a value: no layer
+transforms it. The block is the root and mask tokens behind it; its tokens see all accepted columns and each other, in
+both directions. A block of b tokens drafts b - 1: the state of mask token k predicts the token k behind the root. The
+layers are Qwen3's. Embedding and LM head are the target's; where the network drafts a part of the target's vocabulary
+(speculators' layout: `d2t`, `t2d`), the LM head is its own.
+
+The parameters have the published names.
+
+B rows, b tokens of a block, n columns, H channels, k layers whose features are read, h key-value heads, d channels of a
+head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding as looked_up
+from torch.nn.functional import linear
+
+from mmdec.nn.draft_network import (
+    MOST,
+    DecoderLayer,
+    DraftConfig,
+    DraftNetwork,
+    Pair,
+    RMSNorm,
+    check_size,
+    rms_normed,
+    scaled_frequencies,
+)
+from mmdec.types import InputError
+
+MOST_LAYERS, MOST_TOKENS = 64, 64
+
+
+@dataclass(frozen=True)
+class DFlashConfig(DraftConfig):
+    """Sizes and options of the network. layers: empty: those of `spread_layers`."""
+
+    LEAST: ClassVar[int] = 0
+
+    layers: tuple[int, ...] = ()
+    input_norm: bool = True
+    fc_bias: bool = False
+    block_size: int = 16  # the root and the mask tokens: draft with the size of the training
+    mask_token: int = 0
+    num_hidden_layers: int = 5
+    from_anchor: bool = False  # whether the root's own state drafts the first token, so that a block drafts b
+    draft_vocab_size: int = 0  # 0: the target's vocabulary; a part of it needs `own_head`
+    own_head: bool = False  # whether the folder holds an LM head
+    own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
+    # whether the block's tokens are rows of the embedding's weight, without a norm that the embedding adds
+    plain_embedding: bool = False
+    # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
+    rope_scaling: dict[str, Any] | None = None
+    # the positions of image columns, if the target's positions have three axes: counted like text, or the first axis
+    positions: Literal["text", "temporal"] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, most in (("num_hidden_layers", MOST_LAYERS), ("block_size", MOST_TOKENS)):
+            check_size(name, getattr(self, name), most, "Take the published.")
+        if self.block_size < 2:
+            raise InputError(f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}.")
+        if self.draft_vocab_size:
+            check_size("draft_vocab_size", self.draft_vocab_size, MOST, "Take the published.")
+        if self.vocabulary > self.vocab_size or (self.mapped and not self.own_head):
+            raise InputError(
+                f"`draft_vocab_size` must be at most the target's {self.vocab_size}, and the same without `own_head`, "
+                f"but is {self.draft_vocab_size}. Take the published."
+            )
+        if type(self.mask_token) is not int or not 0 <= self.mask_token < self.vocab_size:
+            raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}.")
+        if self.positions not in ("text", "temporal"):
+            raise InputError(f"`positions` must be text or temporal, but is {self.positions!r:.60}. Choose one.")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
+            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
+
+    @property
+    def features(self) -> int:
+        """Number of the target's layers that are read."""
+        return len(self.layers) or self.num_hidden_layers
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that one block drafts."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that can be drafted."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def follows(self) -> bool:
+        """Whether the network uses the target's positions if these have three axes."""
+        return self.positions == "temporal"
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the draft vocabulary is a part of the target's, with tables between the two."""
+        return self.vocabulary < self.vocab_size
+
+    def for_depth(self, layers: int) -> Self:
+        """The same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
+        return self if self.layers else replace(self, layers=spread_layers(layers, self.num_hidden_layers))
+
+
+def spread_layers(depth: int, count: int) -> tuple[int, ...]:
+    """The published default: `count` layers of a target with `depth`, evenly from the second to the third last; one
+    alone in the middle."""
+    if count == 1:
+        return (depth // 2,)
+    span = depth - 3 - 1
+    return tuple(min(max(round(1 + index * span / (count - 1)), 0), depth - 1) for index in range(count))
+
+
+@final
+class DFlash(DraftNetwork):
+    """DFlash's network."""
+
+    system: ClassVar[str] = "dflash"
+    config_class: ClassVar[type[DraftConfig]] = DFlashConfig
+    config: DFlashConfig
+
+    def build(self, config: DraftConfig) -> None:
+        """Make the weights under their published names."""
+        own, size, eps = cast(DFlashConfig, config), config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(own.features * size, size, bias=own.fc_bias)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.layers = nn.ModuleList([DecoderLayer(own) for _ in range(own.num_hidden_layers)])
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            attention.q_norm, attention.k_norm = RMSNorm(own.head_dim, eps), RMSNorm(own.head_dim, eps)
+            if own.attention_bias:
+                attention.o_proj = nn.Linear(attention.o_proj.in_features, size)
+        self.norm = RMSNorm(size, eps)
+        if own.own_head:
+            self.lm_head = nn.Linear(size, own.vocabulary, bias=False)
+        if own.own_embedding:
+            self.embed_tokens = nn.Embedding(own.vocab_size, size)
+        if own.mapped:
+            self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
+
+    def share_embedding(self) -> None:
+        """Drop the network's embedding, because it equals the target's."""
+        self.config = replace(self.config, own_embedding=False)
+        del self.embed_tokens
+
+    def share_head(self) -> None:
+        """Drop the network's LM head, because it equals the target's."""
+        self.config = replace(self.config, own_head=False)
+        del self.lm_head
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the network can draft."""
+        return self.config.vocabulary
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """As `DraftNetwork.offsets`: `d2t`."""
+        return cast(Tensor, self.d2t) if self.config.mapped else None
+
+    def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
+        """A block's input (B, b, H): tokens (B, b) by the target's embedding or the network's own."""
+        return looked_up(tokens, embedding.weight) if self.config.plain_embedding else embedding(tokens)
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """The target's features (..., k * H) of token t -> (..., H), from which each layer projects the key and the
+        value of column t. embeds: not read."""
+        return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
+
+    def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:
+        """Layer `index`'s keys and values (B, h, n, d) of columns with states (B, n, H), from `fuse`, at positions (B,
+        n)."""
+        attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
+        keys, values = (
+            linear(states, part.weight, part.bias).unflatten(-1, heads).transpose(1, 2)
+            for part in (attention.k_proj, attention.v_proj)
+        )
+        keys = attention.k_norm(keys)
+        cosines, sines = self.rotations(positions, states.dtype, states.device)
+        return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
+
+    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
+        """The norms of a block's queries and keys (B, heads + h, b, d)."""
+        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
+        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
+
+    def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """hidden (..., H), a block's states -> (..., `vocabulary`). output: the target's LM head, which is read where
+        the network has none of its own."""
+        normed = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
+        return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)
+
+    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
+        """As `DraftNetwork.frequencies`, scaled as transformers does."""
+        scaling = self.config.rope_scaling
+        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

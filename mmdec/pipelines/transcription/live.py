@@ -1,0 +1,265 @@
+"""`mmdec.transcribe_stream`: sound that is still arriving to text, provisional at first and then final.
+
+A window of speech is decoded again and again while it grows. Its text is provisional until it closes, by a pause or by
+being full; then it is decoded once more, as `transcribe` decodes the same samples. Each decoding drafts the text of the
+one before, so that what did not change costs a pass or two of the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from torch import Tensor
+from typing_extensions import TypedDict, Unpack
+
+from mmdec.audio import MAX_PEAK, SAMPLE_RATE, check_detector, check_rate
+from mmdec.audio.live import SpeechWindows, StreamResampler, Window
+from mmdec.audio.piped import BYTES, samples
+from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
+from mmdec.decode.verify import RuleName
+from mmdec.drafters.last_hypothesis import LastHypothesis
+from mmdec.drafters.registry import AUTO
+from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
+from mmdec.hub.whisper import DEFAULT_MODEL
+from mmdec.pipelines.call import as_loaded, fitting
+from mmdec.pipelines.inputs import samples_of, whole_rate
+from mmdec.pipelines.threads import with_threads
+from mmdec.pipelines.transcription.request import AUTO_MARGIN, AudioContext, Timestamps, TranscriptionRequest
+from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter, in_batches
+from mmdec.pipelines.transcription.transcript import Segment, Transcript
+from mmdec.types import InputError
+
+CHAIN = 31  # tokens of the last text that are drafted at once
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+Chunk = np.ndarray | Tensor | bytes
+
+
+@dataclass(frozen=True)
+class StreamUpdate:
+    """The text of one window of a stream, as it is known now.
+
+    A final update is the last one of its window, and its transcript is what `transcribe` gives for the same samples. A
+    provisional one replaces the one before of the same window.
+    """
+
+    start: float  # seconds from the stream's beginning
+    end: float
+    final: bool
+    transcript: Transcript  # its times count from the window's beginning
+
+    @property
+    def text(self) -> str:
+        """The window's text."""
+        return self.transcript.text
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The window's segments and words with times from the stream's beginning; empty unless timestamps were asked
+        for."""
+        return [_shifted(segment, self.start) for segment in self.transcript.segments]
+
+
+def _shifted(segment: Segment, by: float) -> Segment:
+    words = segment.words and [replace(word, start=word.start + by, end=word.end + by) for word in segment.words]
+    return replace(segment, start=segment.start + by, end=segment.end + by, words=words)
+
+
+class StreamOptions(TypedDict, total=False, extra_items=Any):
+    """The keyword arguments of `transcribe_stream`; all other options go to transformers' `generate`."""
+
+    sample_rate: int
+    encoding: str
+    every: float | None
+    pause: float
+    pauses: str
+    model: Model
+    processor: Any
+    drafter: DraftedBy
+    timestamps: Timestamps
+    language: str | None
+    task: str | None
+    prompt: str | None
+    audio_context: AudioContext
+    rule: RuleName | None
+    seed: int | None
+    device: Any
+    dtype: Any
+    threads: int | None
+
+
+def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions]) -> Iterator[StreamUpdate]:
+    """Transcribe sound while it arrives.
+
+    Text is provisional while somebody speaks, and final after a pause, or when a window of 30 s is full. The final text
+    of a window is exactly that of `transcribe` on the same samples. Silence is not decoded. Close the iterator to stop.
+
+    chunks: pieces of one recording, of any length: samples (T,) or (T, channels) as for `transcribe`, or bytes of one
+        channel. A microphone's queue, a pipe or a socket, for instance.
+    sample_rate: Hz of the samples. Default 16000.
+    encoding: of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
+    every: seconds of new sound after which provisional text is renewed. Default 1. At most once for each chunk, so that
+        a slow machine renews it less often and does not fall behind. It is read with `audio_context="auto"` and has no
+        words' times. None: no provisional text.
+    pause: seconds of silence that end a window. Default 1.
+    pauses: what silence is: "energy" (default) or "webrtc", as for `translate_speech`.
+    drafter: as for `transcribe`, for a window's first decoding; later ones draft its last text. None: no drafts at all.
+    model, processor, timestamps, task, prompt, audio_context, rule, seed, device, dtype, threads: as for `transcribe`.
+    language: as for `transcribe`; where it is None, each window's is detected.
+    options: arguments of `generate`, as for `transcribe`.
+    Returns: an iterator of `StreamUpdate`, in the order of the sound.
+    Raises: InputError if an argument is refused; while iterating, for a chunk that cannot be read. Then the windows
+        that were closed before have been given.
+    """
+    live = LiveTranscriber(**options)
+
+    def updates() -> Iterator[StreamUpdate]:
+        for chunk in chunks:
+            yield from live.feed(chunk)
+        yield from live.end()
+
+    return updates()
+
+
+@final
+class LiveTranscriber:
+    """The same as `transcribe_stream`, for callers that get sound by calls: `feed` each chunk, then `end`."""
+
+    def __init__(
+        self,
+        *,
+        sample_rate: int = SAMPLE_RATE,
+        encoding: str = "s16",
+        every: float | None = 1.0,
+        pause: float = 1.0,
+        pauses: str = "energy",
+        model: Model = DEFAULT_MODEL,
+        processor: Any = None,
+        drafter: DraftedBy = AUTO,
+        timestamps: Timestamps = None,
+        language: str | None = None,
+        task: str | None = "transcribe",
+        prompt: str | None = None,
+        audio_context: AudioContext = None,
+        rule: RuleName | None = None,
+        seed: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        threads: int | None = None,
+        **options: Any,
+    ) -> None:
+        """The arguments are those of `transcribe_stream`. Raises InputError if one is refused."""
+        rate = whole_rate(sample_rate)
+        check_rate(rate)
+        check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
+        self._every = None if every is None else round(_seconds("every", every, 0.1, 30.0) * SAMPLE_RATE)
+        pause = _seconds("pause", pause, SHORTEST_PAUSE, LONGEST_PAUSE)
+        check_detector(pauses)
+        check_threads(threads)
+        whisper = as_loaded(WHISPER, model, processor, device, dtype)
+        self._decoding = DecodingOptions(as_drafter(whisper, drafter), rule, None, seed)
+        first = fitting(self._decoding, whisper.model)
+        spoken = (timestamps, language, task, prompt, audio_context)
+        self._request = request = TranscriptionRequest.of(whisper, first, options, 1, *spoken)
+        # Provisional text needs no times of words, and no silence up to 30 s; its tokens are nearly always the same.
+        self._quick = replace(
+            request,
+            margin=AUTO_MARGIN if request.margin is None else request.margin,
+            timestamps="segment" if timestamps == "word" else timestamps,
+        )
+        self._threads, self._encoding = threads, encoding
+        self._half = b""  # bytes of a sample of which more will come
+        self._resampler = StreamResampler(rate)
+        self._windows = SpeechWindows(pause, whisper.extractor.n_samples, pauses)
+        self._decoded: Window | None = None  # what was decoded last
+        self._settled: Transcript | None = None  # its transcript, if it is what `transcribe` gives
+        self._last: list[int] = []  # the tokens of the last text
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of sound so far."""
+        return self._windows.heard / SAMPLE_RATE
+
+    def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
+        """Yield the updates after one more chunk. Raises InputError for a chunk that cannot be read."""
+        for window in self._windows.add(self._resampler.add(self._samples(chunk))):
+            yield self._final(window)
+        provisional = self._provisional()
+        if provisional is not None:
+            yield provisional
+
+    def end(self) -> Iterator[StreamUpdate]:
+        """Yield the last window's update: no chunk follows. Raises InputError if bytes ended within a sample; the
+        window's text is yielded before."""
+        closed = self._windows.add(self._resampler.add(np.zeros(0), last=True))
+        for window in [*closed, *self._windows.end()]:
+            yield self._final(window)
+        if self._half:
+            raise InputError(
+                f"`chunks` must hold whole samples of {BYTES[self._encoding]} bytes, but end with {len(self._half)} of "
+                f"one. Check `encoding`, which is {self._encoding!r}."
+            )
+
+    def _samples(self, chunk: Chunk) -> np.ndarray:
+        """One channel (T,) of a chunk, in [-1, 1]."""
+        if isinstance(chunk, (bytes, bytearray, memoryview)):
+            whole = self._half + bytes(chunk)
+            used = len(whole) - len(whole) % BYTES[self._encoding]
+            self._half = whole[used:]
+            sound = samples(whole[:used], self._encoding)
+        elif isinstance(chunk, (np.ndarray, Tensor)):
+            sound = samples_of(chunk)
+        else:
+            raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
+        wrong = ~(np.abs(sound) <= MAX_PEAK)  # also where it is NaN
+        if wrong.any():
+            raise InputError(
+                f"`chunks` must hold finite numbers, but {int(wrong.sum())} of {len(sound)} samples of one are NaN, "
+                "infinite or beyond any sound. Check `encoding`, or replace them."
+            )
+        return sound.clip(-1.0, 1.0)
+
+    def _final(self, window: Window) -> StreamUpdate:
+        """Decode a closed window, unless just that was decoded."""
+        decoded, settled = self._decoded, self._settled
+        same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
+        transcript = settled if same and settled is not None else self._transcript(window, self._request)
+        self._decoded = self._settled = None
+        return _update(window, transcript, final=True)
+
+    def _provisional(self) -> StreamUpdate | None:
+        """Decode the open window, if enough sound was added to it or a pause has begun."""
+        window = None if self._every is None else self._windows.open()
+        if window is None or self._every is None:
+            return None
+        sound, pausing = window
+        known = self._decoded
+        heard = 0 if known is None or known.start != sound.start else known.end - sound.start
+        if len(sound.samples) - heard < (1 if pausing else self._every):
+            return None
+        transcript = self._transcript(sound, self._request if pausing else self._quick)
+        self._decoded, self._settled = sound, transcript if pausing else None
+        return _update(sound, transcript, final=False)
+
+    def _transcript(self, window: Window, request: TranscriptionRequest) -> Transcript:
+        """What `transcribe` gives for a window."""
+        if self._last and self._decoding.drafter is not None:
+            drafting = replace(self._decoding, drafter=LastHypothesis(self._last), num_speculative_tokens=CHAIN)
+            request = replace(request, speculation=Speculation(drafting))
+        with with_threads(self._threads, request.whisper.model), naming_options(StreamOptions.__annotations__):
+            transcript = in_batches(request, {0: request.check(window.samples)}, 1, None)[0]
+        self._last = transcript.tokens
+        return transcript
+
+
+def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate:
+    return StreamUpdate(window.start / SAMPLE_RATE, window.end / SAMPLE_RATE, final, transcript)
+
+
+def _seconds(name: str, value: object, least: float, most: float) -> float:
+    """Check an argument in seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise InputError(f"`{name}` must be {least} to {most} seconds, but is {show(value)}. Leave it out.")
+    return float(value)

@@ -1,0 +1,253 @@
+"""Recurrent and convolutional states: what a rejected draft did to them is taken back.
+
+A pass returns the recurrent states after its last token only. So a row's states stay as they were until all columns of
+a pass are accepted; accepted tokens whose columns were not kept are the row's backlog, which the next pass reads again
+before its draft. If the backlog grows long, a pass of its own reads it. Convolutional states are the last inputs of a
+layer, so without recurrent states any number of columns is kept, and nothing is read twice.
+
+A pass reads its columns in order: a draft must be a chain. In a batch the rows have backlogs of different lengths;
+columns after a row's own are padding, which no earlier column sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from mmdec.decode.tree import chains, int_list, int_rows
+from mmdec.targets.cache import KVPool, RowLayout, empty_cache, stock_layer
+from mmdec.types import Draft, InputError, Scores
+
+BACKLOG = 8  # tokens of a row's backlog at most: then a pass of its own is cheaper than to read them with each draft
+Pass = Callable[[Draft], Scores]
+
+
+class States(LinearAttentionLayer):
+    """One layer's states. A pass makes new ones, and those from before it remain until `keep`."""
+
+    def _take(self, given: LinearAttentionLayer) -> None:
+        """Continue with the states of a layer."""
+        LinearAttentionLayer.__init__(self, given.number_of_states)
+        for name in vars(self).keys() & vars(given).keys():
+            if name not in ("keys", "values"):
+                setattr(self, name, vars(given)[name])
+        # convolutional and recurrent states before the current pass
+        self.before: tuple[dict[int, Any], dict[int, Any]] = {}, {}
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Stock layers overwrite the old states; these keep them."""
+        old = self.recurrent_states[state_idx]
+        if old is None:
+            return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        self.recurrent_states[state_idx] = recurrent_states.to(old.dtype)
+        return recurrent_states
+
+    def begin(self, steps: bool) -> None:
+        """Prepare for a pass, which `keep` ends. steps: whether it runs in single steps, which write into the states of
+        some models."""
+        self.before = dict(self.conv_states), self.recurrent_states
+        self.record_past = True  # transformers' own switch: inputs of convolutions are appended, not rolled over
+        self.recurrent_states = {
+            index: held.clone() if steps and held is not None else held for index, held in self.recurrent_states.items()
+        }
+
+    def keep(self, kept: Sequence[int], columns: int) -> None:
+        """End a pass of so many columns. kept: of each row, how many stay; with recurrent states all or none."""
+        convolved, recurrent = self.before
+        self.before, self.record_past = ({}, {}), False
+        for index, full in self.conv_states.items():
+            if full is not None:
+                size, old = convolved[index].shape[-1], convolved[index]
+                if any(0 < count < columns for count in kept) or len(set(kept)) > 1:
+                    rows = [
+                        full[row, ..., count - columns - size :][..., :size] if count else old[row]
+                        for row, count in enumerate(kept)
+                    ]
+                    self.conv_states[index] = torch.stack(rows)
+                else:
+                    self.conv_states[index] = full[..., -size:].clone() if any(kept) else old
+        if not all(kept):
+            for index, new in self.recurrent_states.items():
+                if new is not None and any(kept):
+                    whole = torch.tensor([count > 0 for count in kept], device=new.device)
+                    new = torch.where(whole.view(-1, *[1] * (new.ndim - 1)), new, recurrent[index])
+                self.recurrent_states[index] = new if any(kept) else recurrent[index]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only the rows whose indices are in `rows` (K,) int64, in that order."""
+        for held in (self.conv_states, self.recurrent_states):
+            held.update({i: one.index_select(0, rows.to(one.device)) for i, one in held.items() if one is not None})
+
+
+@final
+class StateLayer(States):
+    """A layer that has states alone."""
+
+    def __init__(self, given: LinearAttentionLayer) -> None:
+        self._take(given)
+
+
+@final
+class HybridLayer(States, LinearAttentionAndFullAttentionLayer):
+    """A layer that has states, and keys and values: those of `attention`."""
+
+    def __init__(self, given: LinearAttentionLayer, attention: Any) -> None:
+        self._take(given)
+        self.attention, self.is_initialized = attention, True
+
+    @property
+    def keys(self) -> Any:
+        return self.attention.keys
+
+    @keys.setter
+    def keys(self, states: Any) -> None:
+        self.attention.keys = states
+
+    @property
+    def values(self) -> Any:
+        return self.attention.values
+
+    @values.setter
+    def values(self, states: Any) -> None:
+        self.attention.values = states
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self.attention.update(key_states, value_states, *args, **kwargs)
+
+
+def attention_layers(cache: DynamicCache) -> list[Any]:
+    """The layers of a cache that keep keys and values."""
+    return [layer for layer in cast(list[Any], cache.layers) if isinstance(layer, DynamicLayer)]
+
+
+@final
+class StateStore:
+    """A run's cache after its prompt, if it has states: they, the rows' backlogs, and a pool of keys and values."""
+
+    def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
+        """steps: whether passes run in single steps, which write into the states.
+
+        Raises: InputError if the prompt's pass left no states in the cache.
+        """
+        layers = cast(list[Any], cache.layers)
+        states = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
+        if any(not any(layer.is_conv_states_initialized.values()) for layer in states):
+            raise InputError(
+                "`model` must keep its states in `past_key_values`, but keeps them elsewhere: drafts cannot be taken "
+                "back. Choose another model."
+            )
+        self.cut = not any(any(layer.is_recurrent_states_initialized.values()) for layer in states)
+        attention = empty_cache()
+        attention.layers += [_attention(layer) for layer in layers]
+        self.pool = KVPool(attention) if attention_layers(attention) else None
+        for index, (layer, pooled) in enumerate(zip(layers, attention.layers, strict=True)):
+            if not isinstance(layer, LinearAttentionLayer):
+                layers[index] = pooled
+            elif isinstance(layer, DynamicLayer):
+                layers[index] = HybridLayer(layer, pooled)
+            else:
+                layers[index] = StateLayer(layer)
+        self._steps = steps
+        self.states = [layer for layer in layers if isinstance(layer, States)]
+        self.backlogs: list[list[int]] = [[] for _ in range(rows)]
+        self._read: list[list[int]] = []  # each row's tokens in the last pass
+        self.passes = 0  # that read a backlog alone
+
+    def score(self, draft: Draft, rows: RowLayout, run: Pass) -> Scores:
+        """Score a draft (B, N), whose trees must be chains. run: a pass over chains (B, W)."""
+        sizes, parents = int_list(draft.size), int_rows(draft.parents)
+        if any(links[1:size] != list(range(size - 1)) for links, size in zip(parents, sizes, strict=True)):
+            raise InputError("`draft` must be a chain for a model with recurrent layers, but is a tree. Draft chains.")
+        while not self.cut and max(map(len, self.backlogs)) > BACKLOG:
+            self._catch_up(rows, run)
+        tokens = [row[:size] for row, size in zip(int_rows(draft.tokens), sizes, strict=True)]
+        scores = self._pass([old + new for old, new in zip(self.backlogs, tokens, strict=True)], draft.tokens, run)
+        before, width = list(map(len, self.backlogs)), scores.logits.shape[1]
+        if not any(before) and width == draft.tokens.shape[1]:
+            return scores
+        last = width - 1
+        nodes = [[min(first + node, last) for node in range(draft.tokens.shape[1])] for first in before]
+        index = torch.tensor(nodes, device=draft.tokens.device)[..., None]
+        return Scores(
+            scores.logits.gather(1, index.expand(-1, -1, scores.logits.shape[2])),
+            {layer: part.gather(1, index.expand(-1, -1, part.shape[2])) for layer, part in scores.features.items()},
+        )
+
+    def accept(self, rows: RowLayout, path: Tensor) -> None:
+        """Accept each row's path (B, A), node indices padded with -1. Changes nothing after the prompt's pass."""
+        if not rows.tree:
+            return
+        accepted = [sum(node >= 0 for node in nodes) for nodes in int_rows(path)]
+        read = [tokens[: len(old) + new] for tokens, old, new in zip(self._read, self.backlogs, accepted, strict=True)]
+        self._keep(rows, read)
+
+    def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
+        """Move keys and values; see `KVPool.commit`."""
+        if self.pool is not None:
+            self.pool.commit(columns, begins, length)
+
+    def show(self, firsts: Sequence[int]) -> None:
+        """See `KVPool.show`."""
+        if self.pool is not None:
+            self.pool.show(firsts)
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Keep only the rows whose indices are in `rows` (K,) int64, in that order, and the first `length` columns."""
+        self.backlogs = [self.backlogs[row] for row in int_list(rows)]
+        for layer in self.states:
+            layer.select(rows)
+        if self.pool is not None:
+            self.pool.select(rows, length)
+
+    def _catch_up(self, rows: RowLayout, run: Pass) -> None:
+        """Read as many columns of backlogs as most rows have, without a draft. Shorter backlogs remain."""
+        lengths = [len(backlog) for backlog in self.backlogs]
+        width = max(lengths, key=lambda length: length * sum(other >= length for other in lengths))
+        tokens, rest = [backlog[:width] for backlog in self.backlogs], [backlog[width:] for backlog in self.backlogs]
+        like = torch.zeros(len(rows.ends), 1, dtype=torch.long, device=self._device)
+        self._pass([row or [0] for row in tokens], like, run)
+        self._keep(rows, tokens)
+        self.backlogs = [kept + more for kept, more in zip(self.backlogs, rest, strict=True)]
+        self.passes += 1
+
+    @property
+    def _device(self) -> torch.device:
+        return cast(torch.device, self.states[0].device)
+
+    def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
+        """Run over each row's tokens, padded on the right."""
+        width = max(map(len, tokens))
+        self._read = tokens
+        for layer in self.states:
+            layer.begin(self._steps or width == 1)
+        firsts = like.new_tensor([row[0] for row in tokens])
+        return run(chains(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
+
+    def _keep(self, rows: RowLayout, accepted: list[list[int]]) -> None:
+        """End a pass: keep the columns of each row's accepted tokens, or hold the tokens as its backlog."""
+        width = rows.tree
+        kept = [len(tokens) if self.cut or len(tokens) == width else 0 for tokens in accepted]
+        self.backlogs = [[] if count else tokens for count, tokens in zip(kept, accepted, strict=True)]
+        for layer in self.states:
+            layer.keep(kept, width)
+        columns, begins = rows.commit([range(count) for count in kept])
+        self.commit(columns, begins, rows.width)
+
+
+def _attention(layer: Any) -> Any:
+    """The part of a layer that keeps keys and values; a dummy if it has none."""
+    if isinstance(layer, HybridLayer):
+        return layer.attention
+    if isinstance(layer, LinearAttentionAndFullAttentionLayer):
+        return stock_layer(cast(Tensor, layer.keys), cast(Tensor, layer.values))
+    return DummyLayer() if isinstance(layer, LinearAttentionLayer) else layer

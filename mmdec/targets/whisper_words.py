@@ -1,0 +1,151 @@
+"""When the tokens of a window are spoken: an alignment to the sound by cross-attention and loudness.
+
+transformers' `token_timestamps` give one time a token, the moment at which attention moves on; pauses belong to the
+word before them. Here each token gets a start and an end. One path through the window's frames takes each token in
+order and may rest in a gap before a word; attention says which token a frame belongs to, loudness whether it belongs
+to any.
+Attention is read from the step that predicts a token (transformers reads the step after it, which looks at the next
+token and is late by about a token).
+Source: the alignment by dynamic programming is Whisper's (Radford et al. 2022, `word_timestamps`); gaps are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import WhisperForConditionalGeneration
+
+FRAME = 0.02  # seconds of one state of the encoder
+MELS_A_STATE = 2  # frames of the features for each state
+FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's loudness that count as silence and as speech
+HALF = 0.45  # between them (0 is silence, 1 speech): where a frame is as likely silent as spoken
+SMOOTH = 5  # frames of the features over which loudness is averaged
+GAP = 4.0  # how much a silent frame speaks for a gap, in standard deviations of attention
+WIDTH = 7  # frames of the median filter over attention
+AHEAD = 2  # frames by which attention comes before its sound
+NEVER = -1e9
+
+Begins = Callable[[Sequence[int]], list[bool | None]]
+
+
+def loudness(features: np.ndarray) -> np.ndarray:
+    """How loud each state's frames are, from -1 (silent) to 1 (as loud as speech): (S,).
+
+    features: log-mel of the window as Whisper reads it, (mels, 2 S): (log10 of power + 4) / 4.
+    """
+    decibels = np.log10((10.0 ** (features.astype(np.float64) * 4 - 4)).sum(0) + 1e-12)
+    low, high = np.percentile(decibels, (FLOOR, CEILING))
+    level = (decibels - low) / max(high - low, 1e-3)
+    level = np.convolve(np.pad(level, SMOOTH // 2, mode="edge"), np.ones(SMOOTH) / SMOOTH, "valid")
+    spoken = np.clip(2 * (level - HALF), -1, 1)
+    return spoken[: len(spoken) // MELS_A_STATE * MELS_A_STATE].reshape(-1, MELS_A_STATE).mean(1)
+
+
+def attended(maps: Tensor) -> np.ndarray:
+    """Attention (H, N, S) of some heads as one map (N, S): how much more a token looks at a frame than others do, moved
+    to where its sound is."""
+    maps = maps.float()
+    spread = maps.std(-2, keepdim=True, unbiased=False)
+    maps = (maps - maps.mean(-2, keepdim=True)) / (spread + 1e-9)
+    half = WIDTH // 2
+    if maps.shape[-1] > half:
+        maps = torch.nn.functional.pad(maps, (half, half), mode="reflect").unfold(-1, WIDTH, 1).median(-1).values
+    mean = maps.mean(0).double().cpu().numpy()
+    return np.concatenate([np.repeat(mean[:, :1], AHEAD, 1), mean], 1)[:, : mean.shape[1]]
+
+
+def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
+    """The first frame of each token, and the frame after its last: two (N,).
+
+    tokens: (N, S) how much each frame speaks for each token. loud: (S,) from `loudness`. begins: (N,) whether a gap may
+    stand before the token; one may always stand before the first and after the last.
+    """
+    count, frames = tokens.shape
+    if count >= frames:  # more tokens than can be told apart
+        edges = np.linspace(0, frames, count + 1)
+        return edges[:-1], edges[1:]
+    # States: 2 i is the gap before token i, 2 i + 1 the token, 2 N the gap after the last one.
+    worth = np.empty((2 * count + 1, frames))
+    worth[0::2] = -GAP * loud
+    worth[1::2] = tokens + GAP * loud
+    worth[[2 * at for at in range(1, count) if not begins[at]]] = NEVER
+    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # from a token to the next one, without a gap
+    best = np.full(2 * count + 1, NEVER)
+    best[:2] = worth[:2, 0]
+    back = np.zeros((frames, 2 * count + 1), np.int8)
+    ways = np.full((3, 2 * count + 1), NEVER)
+    for frame in range(1, frames):
+        ways[0], ways[1, 1:] = best, best[:-1]
+        ways[2, 2:] = best[:-2] + skips[2:]
+        back[frame] = ways.argmax(0)
+        best = ways.max(0) + worth[:, frame]
+    state = 2 * count - int(best[2 * count - 1] > best[2 * count])
+    states = np.empty(frames, np.int64)
+    for frame in range(frames - 1, -1, -1):
+        states[frame] = state
+        state -= back[frame, state]
+    wanted = 2 * np.arange(count) + 1
+    return np.searchsorted(states, wanted, "left"), np.searchsorted(states, wanted, "right")
+
+
+@final
+class SpokenTokens:
+    """Takes the place of `_extract_token_timestamps` in one call of `generate`.
+
+    It gives each token's start as `token_timestamps`, and beside it `token_seconds`, how long it lasts. Tokens that are
+    not spoken (punctuation, timestamps) begin and end where the token before them ends.
+    """
+
+    def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor]) -> None:
+        """layers: of the decoder. begins: for token ids, whether each begins a word; None: it is not spoken.
+        sound: the features (B, mels, T) of the rows that were decoded last."""
+        self._layers, self._begins, self._sound = layers, begins, sound
+
+    def __call__(
+        self,
+        output: Any,
+        alignment_heads: Sequence[Sequence[int]],
+        time_precision: float = FRAME,
+        num_frames: Any = None,
+        num_input_ids: int = 1,
+    ) -> Tensor:
+        """Times of all tokens (B, L) in seconds; those of the prompt are 0.
+
+        output: of one window, with `cross_attentions`. alignment_heads: (layer, head) pairs. num_frames: of the
+        features, for all rows or each, up to where there is sound. num_input_ids: columns of the prompt.
+        """
+        layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]
+        maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # (B, H, L - 1, S)
+        rows: list[list[int]] = output.sequences.tolist()
+        times = np.zeros((2, len(rows), len(rows[0])))
+        counts = np.broadcast_to(
+            np.asarray(maps.shape[-1] * MELS_A_STATE if num_frames is None else num_frames), len(rows)
+        )
+        sound = self._sound().float().cpu().numpy()
+        for index, row in enumerate(rows):
+            states = max(1, min(int(counts[index]) // MELS_A_STATE, maps.shape[-1]))
+            begins = self._begins(row[num_input_ids:])
+            spoken = [num_input_ids + at for at, begin in enumerate(begins) if begin is not None]
+            if not spoken:
+                continue
+            seen = attended(maps[index, :, [at - 1 for at in spoken], :states])
+            loud = loudness(sound[index, :, : states * MELS_A_STATE])
+            starts, ends = align(seen, loud, [bool(begins[at - num_input_ids]) for at in spoken])
+            times[0, index, spoken], times[1, index, spoken] = starts, ends - starts
+            end = float(starts[0])
+            for at in range(num_input_ids, len(row)):
+                if begins[at - num_input_ids] is None:
+                    times[0, index, at] = end
+                end = float(times[:, index, at].sum())
+        starts, seconds = torch.from_numpy(times * time_precision)
+        output["token_seconds"] = seconds
+        return starts
+
+
+def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:
+    """Let `SpokenTokens` time the tokens of this object's `generate`. model: a copy for one call. Others as there."""
+    vars(model)["_extract_token_timestamps"] = SpokenTokens(model.config.decoder_layers, begins, sound)

@@ -1,0 +1,177 @@
+"""Training of EAGLE-3 (Li et al. 2025, arXiv 2503.01840): training-time test, and a draft vocabulary from the answers.
+
+The network is unrolled as it drafts (`unroll.py`): from the second step on it reads its own states. In each step its LM
+head is compared with the target's distribution at the same column, restricted to the draft vocabulary; features are not
+compared. Columns where the target chooses a token outside of the draft vocabulary do not count.
+
+P columns of the answers of a batch, V tokens of the target, Vd of the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast, final
+
+import torch
+from torch import Tensor
+
+from mmdec.nn.draft_network import DraftConfig, DraftNetwork
+from mmdec.nn.eagle3 import Eagle3, Eagle3Config
+from mmdec.training.callbacks import CHAIN
+from mmdec.training.vlm_drafters.data import DraftData
+from mmdec.training.vlm_drafters.module import (
+    CELLS,
+    DraftModule,
+    Weights,
+    expected_states,
+    in_pieces,
+    rank_texts,
+)
+from mmdec.training.vlm_drafters.teacher import Reading, Teacher
+from mmdec.training.vlm_drafters.unroll import Columns
+from mmdec.types import InputError, Needs
+
+# what a picture's columns read and where they stand, see `Eagle3Config`
+CONVENTIONS: dict[str, dict[str, str]] = {
+    "engine": {"positions": "temporal", "pictures": "placeholder"},
+    "projected": {"positions": "text", "pictures": "projected"},
+}
+
+
+@final
+class Eagle3Module(DraftModule):
+    """EAGLE-3. As published with `unroll` 7, `unroll_decay` 0.8 and `noise` 0.
+
+    columns: "engine": a picture's columns read the placeholder's embedding and stand at the first axis of the target's
+        positions, as vLLM serves drafters. "projected": they read the projected visual embeddings and are counted like
+        text, as MSD's. The network's configuration stores it. draft_vocab: the number of tokens that can be drafted,
+        the most frequent ones in the training answers; 0: all.
+    """
+
+    system: ClassVar[str] = "eagle3"
+    weights: ClassVar[Weights] = Weights(features=0.0, tokens=1.0)
+
+    def __init__(
+        self,
+        units: list[str] | None = None,
+        columns: Literal["engine", "projected"] = "engine",
+        draft_vocab: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(units, **options)
+        if columns not in CONVENTIONS:
+            raise InputError(f"`columns` must be engine or projected, but is {columns!r:.60}. Take engine.")
+        if draft_vocab < 0:
+            raise InputError(f"`draft_vocab` must be 0 or more, but is {draft_vocab}. 0 drafts all tokens.")
+        self.convention, self.draft_vocab = columns, draft_vocab
+        self.hparams.update(columns=columns, draft_vocab=draft_vocab)
+
+    def needed(self, config: DraftConfig) -> Needs:
+        """The network's layers, and the LM head's input, from which the target's distributions are computed."""
+        return Needs(layers=(*config.layers, -1), embeds=config.projected)
+
+    def draft_config(self, teacher: Teacher) -> DraftConfig:
+        """As `DraftModule.draft_config`, with the convention and the size of the draft vocabulary."""
+        own = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
+        if own["draft_vocab_size"] >= teacher.config.vocab_size:
+            own["draft_vocab_size"] = 0
+        return Eagle3Config.like(teacher.config, **own)
+
+    def first_network(self) -> DraftNetwork:
+        """As `DraftModule.first_network`. A new network's LM head begins with the target's rows."""
+        network = cast(Eagle3, super().first_network())
+        config = network.config
+        if config.own_embedding or config.mask_token is not None:
+            raise InputError(
+                "`network` must be EAGLE-3's, with the target's embedding, but has `own_embedding` or `mask_token`. "
+                "Leave them out."
+            )
+        if self.options.start is None:
+            kept = torch.arange(config.vocab_size)
+            if config.mapped:
+                data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # undeclared by Lightning
+                answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
+                kept = frequent_tokens(answers, config.vocabulary)
+                network.get_buffer("d2t").copy_(kept - torch.arange(len(kept)))
+                network.get_buffer("t2d").zero_()[kept] = True
+            head = self.teacher.head[0]
+            if head.shape[1] == config.hidden_size:
+                network.lm_head.weight.data.copy_(head[kept.to(head.device)])
+        return network
+
+    @property
+    def drafted(self) -> Tensor:
+        """(V,) int64: the place of each of the target's tokens in the draft vocabulary; -1: it is not there."""
+        network = cast(Eagle3, self.network)
+        places = torch.full((network.config.vocab_size,), -1, device=self.device)
+        drafted = torch.arange(network.vocabulary, device=self.device)
+        places[network.token_ids(drafted)] = drafted
+        return places
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The network's own LM head: hidden (..., H) -> (..., Vd), float32."""
+        return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
+
+    def rank(self, texts: list[Reading]) -> list[Tensor]:
+        """As `DraftModule.rank`, by the network's own LM head."""
+        columns = self.columns(texts)
+        return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
+
+    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+        """The loss of a batch, and its parts; "round" estimates the tokens a round of chains of `CHAIN` tokens."""
+        probs, best = self.distributions(columns, texts)
+        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # of each column among the P
+        total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
+        accepted, alive = columns.states.new_zeros(()), columns.mask
+        for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
+            counted = columns.mask[:, step:]
+            rows = number[:, step:][counted]
+            width = max(1, CELLS // probs.shape[1])
+            pieces = in_pieces(self._compared, width, hidden[counted], probs[rows], best[rows])
+            entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
+            known = best[rows] >= 0
+            tokens = entropy.sum() / known.sum().clamp(min=1)
+            total = total + self.options.unroll_decay**step * tokens
+            name = str(step + 1) if step else ""
+            parts |= {"right" + name: right.mean()} | ({} if step else {"tokens": tokens})
+            if step < CHAIN:
+                hits = torch.zeros_like(counted).masked_scatter(counted, right > 0)
+                alive = alive[:, : hits.shape[1]] & hits
+                accepted = accepted + alive.sum()
+        if self.depth >= CHAIN:
+            parts["round"] = 1 + accepted / columns.mask.sum()
+        return {**parts, "loss": self.loss_weights.tokens * total}
+
+    def _compared(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy (P,), 0 where the target's token cannot be drafted, and whether both choose the same token."""
+        drafted = self.logits(hidden)
+        entropy = -(probs * drafted.log_softmax(-1)).sum(-1)
+        return entropy.masked_fill(best < 0, 0.0), (drafted.argmax(-1) == best).to(entropy.dtype)
+
+    @torch.no_grad()
+    def distributions(self, columns: Columns, texts: Sequence[Reading]) -> tuple[Tensor, Tensor]:
+        """The target's distributions (P, Vd) over the draft vocabulary, and its choices (P,) there, or -1."""
+        expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
+        drafted, network = self.drafted, cast(Eagle3, self.network)
+        tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))
+
+        def restricted(states: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.teacher.logits(states)
+            kept = logits[:, tokens] if network.config.mapped else logits
+            return kept.softmax(-1), drafted[logits.argmax(-1)]
+
+        pieces = [restricted(part) for part in expected.split(max(1, CELLS // len(drafted)))]
+        probs, best = (torch.cat(part) for part in zip(*pieces, strict=True))
+        return probs, best
+
+
+def frequent_tokens(answers: Iterable[Sequence[int]], size: int) -> Tensor:
+    """The `size` most frequent tokens of the answers, ascending (size,) int64. Where the answers have fewer, the lowest
+    other ids are added; of equally frequent tokens the lower one is taken."""
+    counts = Counter[int]()
+    for answer in answers:
+        counts.update(answer)
+    chosen = sorted(counts, key=lambda token: (-counts[token], token))[:size]
+    others = (token for token in range(size + len(chosen)) if token not in counts)
+    return torch.tensor(sorted([*chosen, *(next(others) for _ in range(size - len(chosen)))]))

@@ -1,0 +1,135 @@
+"""A small model of another vocabulary changes no output: the target's own text, greedy and sampled, in ragged batches,
+with pictures or without."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.decode.budget import Budget
+from mmdec.decode.loop import decode
+from mmdec.decode.sampling import Sequences, Stop
+from mmdec.decode.verify import ResidualRule, Stream
+from mmdec.drafters.other_vocabulary import OtherVocabulary
+from mmdec.targets.text import TextTarget
+from tests.support.blended_toy import Toy
+from tests.support.draft_networks import texts
+from tests.support.letters import Letters, alphabet, renamed, shuffled
+from tests.support.text_models import MODELS
+from tests.support.tiny_text import VOCABULARY, language_model, prompts
+from tests.support.tiny_vlm import KINDS, WORDS, Picture, batch_of, vision_model
+from tests.support.tiny_vlm import VOCABULARY as SEEN
+
+OWN = Letters(alphabet(VOCABULARY - 3))
+PAIRED = Letters([*alphabet(40), *(a + b for a, b in zip(alphabet(18), alphabet(40)[20:38], strict=True))])
+OTHER = shuffled(VOCABULARY - 3, 30, 1)
+
+
+def small(kind: str = "llama", tokenizer: Letters = OTHER, **sizes: Any) -> Any:
+    return language_model(kind, 3, vocab_size=len(tokenizer), num_hidden_layers=1, **sizes)
+
+
+def drafter(target_tokenizer: Letters, kind: str = "llama", positions: int | None = None, size: int = 2**31) -> Any:
+    return OtherVocabulary(TextTarget(small(kind)), OTHER, target_tokenizer, positions, size)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("nodes", [None, 1, 5, (12, 3)], ids=str)
+@pytest.mark.parametrize(("target", "kind"), [("llama", "gpt2"), ("qwen2", "llama")])
+@pytest.mark.parametrize("tokenizer", [OWN, PAIRED], ids=["letters", "pairs"])
+def test_greedy_output_is_the_models_own(tokenizer: Letters, target: str, kind: str, nodes: Any, batch: int) -> None:
+    """With pairs the text goes back by other tokens than the model chose."""
+    model, inputs = MODELS[target], prompts(batch)
+    options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
+    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    found = mmdec.generate(model, inputs, drafter(tokenizer, kind), num_speculative_tokens=nodes, **options)
+    assert torch.equal(found.sequences, wanted)
+    assert nodes is None or sum(sum(one.drafted) for one in found.rounds)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_model_itself_under_other_ids_is_always_right(batch: int) -> None:
+    sizes: dict[str, Any] = {"eos_token_id": None}
+    model: Any = language_model("llama", 5, **sizes)
+    other = shuffled(VOCABULARY - 3, 0, 2)
+    twin = renamed(model, lambda: language_model("llama", 5, **sizes), OWN, other)
+    drafts = OtherVocabulary(TextTarget(twin), other, OWN)
+    inputs = prompts(batch)
+    suppressed: dict[str, Any] = {"suppress_tokens": [0, 1, 2], "max_new_tokens": 25, "do_sample": False}
+    wanted = model.generate(**inputs, **suppressed)
+    found = mmdec.generate(model, inputs, drafts, num_speculative_tokens=3, **suppressed)
+    assert torch.equal(found.sequences, wanted)
+    assert found.tokens_per_round > 3
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(3))
+def test_sampling_at_batch_one_is_the_models_own(seed: int) -> None:
+    model, inputs, drafts = MODELS["llama"], prompts(1, seed), drafter(OWN)  # made before: it sets the seed
+    options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": True, "temperature": 0.7, "top_k": 20}
+    torch.manual_seed(seed)
+    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    torch.manual_seed(seed)
+    found = mmdec.generate(model, inputs, drafts, num_speculative_tokens=4, **options)
+    assert torch.equal(found.sequences, wanted)
+
+
+def test_residual_sampling_keeps_the_targets_law() -> None:
+    """Texts of three tokens by rule "residual" against their chances, chi-square."""
+    toy = Toy(3, seed=12)
+    target, letters = Toy(3, seed=13, blend=toy, share=0.5), Letters(["a", "b", "c"], ())
+    rows = 1200
+    ids = torch.tensor([[1, 2]] * rows)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(Stream(4, temperature=0.8))
+    drafts = OtherVocabulary(toy, letters, letters)
+    rounds = list(decode(target, inputs, text, rule, drafts, Budget.fixed(2)))
+    accepted = sum(sum(one.accepted) for one in rounds)
+    seen = Counter(tuple(row) for row in texts(rounds, rows))
+    chi = 0.0
+    for outcome in product(range(3), repeat=3):
+        chance = 1.0
+        for place, token in enumerate(outcome):
+            chance *= float(target.logits([1, 2, *outcome[:place]]).softmax(-1)[token])
+        chi += (seen[outcome] - rows * chance) ** 2 / (rows * chance)
+    assert chi < 55  # 26 degrees of freedom: one in a thousand
+    assert accepted > rows / 4
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("pictures", [(1,), (1, 0, 2, 3)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_model_drafts_for_one_that_sees(kind: str, pictures: tuple[int, ...]) -> None:
+    """The pictures' columns are dropped, and special tokens are no text."""
+    letters = Letters(alphabet(SEEN - 10), tuple(f"<{number}>" for number in range(6)))
+    letters.words += ["<58>", "<59>", "<60>", "<61>", "<62>", "<63>"]
+    letters.all_special_ids += range(SEEN - 4, len(letters.words))
+    model, rng = vision_model(kind), random.Random(3)
+    rows = [
+        [rng.choices(WORDS, k=4), *(Picture.random(number + row) for number in range(count)), rng.choices(WORDS, k=3)]
+        for row, count in enumerate(pictures)
+    ]
+    inputs = batch_of(kind, rows)
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+    wanted = model.generate(**inputs, **options)
+    found = mmdec.generate(model, inputs, drafter(letters, size=SEEN), num_speculative_tokens=4, **options)
+    assert torch.equal(found.sequences, wanted)
+    assert sum(sum(one.drafted) for one in found.rounds)
+
+
+@pytest.mark.filterwarnings("error")
+def test_it_is_silent_beyond_its_positions() -> None:
+    model, inputs = MODELS["llama"], prompts(4)
+    options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
+    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    drafts = OtherVocabulary(TextTarget(small("gpt2", max_position_embeddings=20)), OTHER, OWN, 20)
+    found = mmdec.generate(model, inputs, drafts, num_speculative_tokens=4, **options)
+    assert torch.equal(found.sequences, wanted)

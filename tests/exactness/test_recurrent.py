@@ -1,0 +1,164 @@
+"""Models with recurrent or convolutional states: drafts of every kind give stock `generate`'s own texts, in ragged
+batches too, and a pass over a chain is scored as its single steps."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.targets.families import BOUND, FAMILIES, VOCABULARY, difference
+from mmdec.targets.registry import target_of
+from mmdec.targets.states import BACKLOG
+from mmdec.targets.text import text_scorer
+from mmdec.types import Draft, InputError, Needs, Verdict
+from tests.support.quantised import weights_alone
+from tests.support.recurrent import OWN, recurrent_config, recurrent_model
+from tests.support.wild import Wild
+
+TRIED = sorted(name.removesuffix("ForCausalLM") for name in FAMILIES if name.removesuffix("ForCausalLM") in OWN)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    mmdec.default_statistics().clear()
+
+
+def batch_of(family: str, rows: int, width: int = 21) -> dict[str, torch.Tensor]:
+    """Repetitive prompts, longer than any chunk, padded on the left."""
+    rng = random.Random(family)
+    ids = torch.tensor([([rng.randrange(3, VOCABULARY) for _ in range(5)] * width)[:width] for _ in range(rows)])
+    mask = torch.ones_like(ids)
+    for row in range(1, rows):
+        mask[row, : 4 * row] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
+    kind: Any = getattr(transformers, f"{family}ForCausalLM")
+    attention = "sdpa" if kind._supports_sdpa else "eager"
+    assert difference(kind, recurrent_config(family), attention, text_scorer) < BOUND / 50
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("drafter", ["lookup", "recycling", "wild"])
+@pytest.mark.parametrize("family", TRIED)
+def test_a_familys_texts_are_its_own(family: str, drafter: str, batch: int) -> None:
+    model, inputs = recurrent_model(family), batch_of(family, batch)
+    options: dict[str, Any] = {"max_new_tokens": 26, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    given: Any = Wild(0.5, wanted.tolist(), 0.8) if drafter == "wild" else drafter
+    found = mmdec.generate(model, inputs, given, num_speculative_tokens=(12, 6), **options)
+    assert torch.equal(found.sequences, wanted)
+    if drafter == "wild":
+        assert found.tokens_per_round > 1.2
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_sampled_texts_are_those_of_the_same_seed(family: str) -> None:
+    model, inputs = recurrent_model(family), batch_of(family, 1)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.7, "eos_token_id": None}
+    torch.manual_seed(3)
+    wanted = model.generate(**inputs, pad_token_id=0, **options)  # type: ignore[operator]
+    torch.manual_seed(3)
+    drafter: Any = Wild(0.1, wanted.tolist(), 0.8)
+    found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, pad_token_id=0, **options)
+    assert torch.equal(found.sequences, wanted)
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_padding_on_the_left_changes_no_row(family: str) -> None:
+    """Else a batch of transformers itself would be wrong, and would have to be refused."""
+    model, inputs = recurrent_model(family), batch_of(family, 3)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    together = model.generate(**inputs, **options)  # type: ignore[operator]
+    for row, mask in enumerate(inputs["attention_mask"]):
+        alone = model.generate(inputs["input_ids"][row : row + 1, mask.bool()], **options)  # type: ignore[operator]
+        assert torch.equal(together[row, -12:], alone[0, -12:])
+
+
+@pytest.mark.parametrize("family", ["FalconH1", "Lfm2", "Mamba2", "Qwen3Next"])
+def test_a_small_model_with_states_drafts(family: str) -> None:
+    small, large = recurrent_model(family), recurrent_model("Qwen3_5")
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    inputs = batch_of(family, 2)
+    for model in (small, large):
+        wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+        found = mmdec.generate(model, inputs, small, num_speculative_tokens=(8, 4), **options)
+        assert torch.equal(found.sequences, wanted)
+        assert found.tokens_per_round > 3 or model is large  # it knows its own text
+
+
+@pytest.mark.parametrize("family", ["Bamba", "Lfm2", "Qwen3Next"])
+def test_quantised_weights_are_drafted(family: str) -> None:
+    model, inputs = weights_alone(recurrent_model(family)), batch_of(family, 1)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    wanted = model.generate(**inputs, **options)
+    drafter: Any = Wild(0.5, wanted.tolist(), 0.9)
+    found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, **options)
+    assert torch.equal(found.sequences, wanted)
+    assert found.tokens_per_round > 1.2
+
+
+@pytest.mark.parametrize("family", ["Jamba", "Lfm2", "Mamba2", "Qwen3Next", "Zamba2"])
+def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
+    model, inputs = recurrent_model(family), batch_of(family, 1)
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    name = "cache_params" if family == "Mamba2" else "past_key_values"
+    options: dict[str, Any] = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    wanted = model.generate(**inputs, **{name: caches[0]}, **options)  # type: ignore[operator]
+    drafter: Any = Wild(0.5, wanted.tolist(), 0.7)
+    plug = mmdec.speculate(drafter, num_speculative_tokens=4)
+    found = model.generate(**inputs, **{name: caches[1]}, **options, custom_generate=plug)  # type: ignore[operator]
+    assert torch.equal(found, wanted)
+    for stock, own in zip(caches[0].layers, caches[1].layers, strict=True):
+        for states in ("conv_states", "recurrent_states"):
+            for index, state in getattr(stock, states, {}).items():
+                if state is not None:
+                    torch.testing.assert_close(getattr(own, states)[index], state, rtol=1e-3, atol=1e-4)
+        if getattr(stock, "keys", None) is not None:
+            torch.testing.assert_close(own.keys, stock.keys, rtol=1e-3, atol=1e-4)
+
+
+def test_without_recurrent_states_nothing_is_read_twice() -> None:
+    """A convolution's inputs are cut at any column; a recurrent state is kept whole, and its tokens are a backlog."""
+    backlogs = {}
+    for family in ("Lfm2", "Qwen3Next"):
+        target = target_of(recurrent_model(family))
+        session, _, _, _ = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs())
+        ones, passes = torch.ones(1, dtype=torch.long), 0
+        for _ in range(BACKLOG + 2):
+            draft = Draft(torch.tensor([[5, 6, 7]]), torch.tensor([[-1, 0, 1]]), ones * 3)
+            target.score(session, draft)
+            accepted = Verdict(torch.tensor([[0]]), ones, ones == 0, ones[:, None], ones)
+            target.commit(session, accepted)
+            passes = max(passes, len(session.store.backlogs[0]))
+        backlogs[family] = passes, session.store.passes
+    assert backlogs == {"Lfm2": (0, 0), "Qwen3Next": (BACKLOG + 1, 1)}
+
+
+def test_a_tree_is_refused_by_the_target() -> None:
+    target = target_of(recurrent_model("Mamba2"))
+    session, _, _, _ = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs())
+    with pytest.raises(InputError, match="must be a chain"):
+        target.score(session, Draft(torch.tensor([[5, 6, 7]]), torch.tensor([[-1, 0, 0]]), torch.tensor([3])))
+
+
+@pytest.mark.parametrize(("family", "reason"), [("RecurrentGemma", "keeps them elsewhere"), ("MiniMax", "of its own")])
+def test_states_outside_the_cache_are_refused_by_name(family: str, reason: str) -> None:
+    with pytest.raises(InputError, match=f"{family}ForCausalLM .*{reason}"):
+        target_of(recurrent_model(family))
+
+
+@pytest.mark.parametrize("family", ["Rwkv", "xLSTM"])
+def test_other_kinds_of_states_are_refused_by_name(family: str) -> None:
+    kind: Any = getattr(transformers, f"{family}ForCausalLM")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "num_heads": 2, "num_blocks": 2}
+    with pytest.raises(InputError, match=f"{family}ForCausalLM"):
+        target_of(kind(kind.config_class(**sizes)))

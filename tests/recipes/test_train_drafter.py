@@ -1,0 +1,113 @@
+"""`mmdec train drafter`: from a list of questions to a drafter of one's own model, with pictures and without; the same
+call goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from transformers import GenerationConfig
+from typer.testing import CliRunner, Result
+
+import mmdec
+from mmdec import cli
+from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.vlm.tokens import build_tokenizer
+from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
+from mmdec.training.vlm_drafters.teacher import load_target
+from mmdec.types import InputError
+from tests.support.quiet import LIGHTNING
+from tests.support.tiny_squares import ASKED, write_squares, write_target
+from tests.support.tiny_text import language_model
+
+pytestmark = [
+    *LIGHTNING,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """LightningCLI seeds every generator and says so in the environment: leave no trace."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    seed_everything(0, verbose=False)
+
+
+def write_llama(folder: Path) -> Path:
+    """A small Llama with a tokenizer, whose answers repeat themselves."""
+    tokenizer = build_tokenizer([*ASKED, *["A red green blue grey square."] * 4], 300)
+    model: Any = language_model(vocab_size=len(tokenizer), num_hidden_layers=4)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def call(base: Path, data: Path, *more: object) -> Result:
+    words = ["train", "drafter", "--model", base, "--data", data, "--output", "out", "--max-tokens", 10]
+    words += ["--minutes", 0.1, *more]
+    return CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
+
+
+def texts(base: Path, listed: Path, drafter: Any) -> list[list[int]]:
+    model, prompting = load_target(base, torch.float32), Prompting(base)
+    return [
+        mmdec.generate(model.eval(), prompting(sample), drafter=drafter, max_new_tokens=16).sequences[0].tolist()
+        for sample in read_samples(listed, "", Questions())[:2]
+    ]
+
+
+@pytest.mark.parametrize("system", ["eagle3", "eagle"])
+def test_a_language_model_gets_a_drafter(system: str, workplace: Path) -> None:
+    base, listed = write_llama(workplace / "llama"), workplace / "questions.txt"
+    listed.write_text("\n".join(f"{asked} {word}?" for asked in ASKED for word in ["red", "green", "blue", "grey"]))
+    result = call(base, listed, "--system", system, "--json")
+    said, told = json.loads(result.stdout), result.stderr
+    assert "on dev: tokens a round in chains" in told
+    assert ("chains of 4 give about" in told) == (system == "eagle3")
+    assert said["output"] == "out/drafter"
+    assert said["chain"] >= 1
+    settings = json.loads(Path("out/drafter/config.json").read_text(encoding="utf-8"))
+    assert (settings["system"], settings["target"]) == (system, "llama")
+    assert texts(base, listed, "out/drafter") == texts(base, listed, None)
+
+
+def test_the_same_call_goes_on(workplace: Path) -> None:
+    """A model that reads pictures; of a folder of pictures, each is asked about."""
+    base, corpus = write_target(workplace / "base"), write_squares(workplace / "squares")
+    pictures = corpus / "images" / "train"
+    call(base, pictures, "--prompt", "What colour is it?")
+    asked = [json.loads(line) for line in Path("out/questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["question"] for row in asked] == ["What colour is it?"] * 12
+    first = read_checkpoint(Path("out/checkpoints/last.ckpt"))["global_step"]
+    answers = next(Path("out/answers").glob("answers-*/*.jsonl")).read_bytes()
+    result = call(base, pictures, "--prompt", "What colour is it?")
+    assert re.match(r"out/drafter: \d\.\d\d tokens a round on held-out answers in chains", result.stdout)
+    assert read_checkpoint(Path("out/checkpoints/last.ckpt"))["global_step"] > first > 0
+    assert next(Path("out/answers").glob("answers-*/*.jsonl")).read_bytes() == answers
+    settings = json.loads(Path("out/drafter/config.json").read_text(encoding="utf-8"))
+    assert (settings["positions"], settings["pictures"]) == ("temporal", "placeholder")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--system", "medusa"), "`--system` must be"),
+        (("--data", "none.csv"), "`--data` must be a file that ends in"),
+        (("--model", "no/such/model"), "`--model` must be a model of transformers"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(options: tuple[str, ...], message: str, workplace: Path) -> None:
+    (workplace / "q.txt").write_text("One?\nTwo?\nThree?\n", encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        call(workplace / "none", workplace / "q.txt", *options)

@@ -1,0 +1,27 @@
+"""Language models on disk with random weights and a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmdec.training.vlm.tokens import build_tokenizer
+from tests.support.tiny_text import language_model
+from tests.support.tiny_vlm_folder import sharpen
+
+CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+OTHER = ["Once upon a time there was a dog.", " Would you like some tea?", "Nobody knows why."]
+
+
+def write(directory: Path, texts: list[str], seed: int, chat: bool = False, **sizes: Any) -> Path:
+    """A folder as transformers writes it. texts: what its tokenizer learns. chat: whether it has a chat template."""
+    tokenizer = build_tokenizer(texts * 3, 300)
+    tokenizer.chat_template = CHAT if chat else None
+    ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    model = language_model("llama", seed, vocab_size=len(tokenizer), **ends, **sizes)
+    sharpen(model, seed, 1.6)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory

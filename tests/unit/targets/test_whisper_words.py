@@ -1,0 +1,91 @@
+"""The alignment of tokens to sound: pauses, marks, windows too short, and rows of a batch."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.targets.whisper_words import AHEAD, SpokenTokens, align, attended, loudness
+
+MELS = 80
+# Three words: [first, last) state; a pause of 40 states is between the second and the third.
+SPOKEN = ((20, 50), (50, 80), (120, 160))
+STATES = 200
+
+
+def features(*spoken: tuple[int, int]) -> Tensor:
+    """Log-mel (mels, 2 STATES) that is loud in these states, and noise elsewhere."""
+    sound = torch.full((MELS, 2 * STATES), -1.0) + 0.01 * torch.randn(MELS, 2 * STATES)
+    for begin, end in spoken:
+        sound[:, 2 * begin : 2 * end] = 0.8
+    return sound
+
+
+def looks(*spoken: tuple[int, int]) -> Tensor:
+    """Attention (N, STATES) of steps that look at their own word, a little early, and a little everywhere."""
+    maps = torch.full((len(spoken), STATES), 1e-3)
+    for row, (begin, end) in enumerate(spoken):
+        maps[row, max(begin - AHEAD, 0) : end - AHEAD] += 0.03
+    return maps / maps.sum(-1, keepdim=True)
+
+
+def test_words_are_where_their_sound_is() -> None:
+    starts, ends = align(attended(looks(*SPOKEN)[None]), loudness(features(*SPOKEN).numpy()), [True] * 3)
+    assert np.abs(starts - [begin for begin, _ in SPOKEN]).max() <= 2
+    assert np.abs(ends - [end for _, end in SPOKEN]).max() <= 2
+
+
+def test_a_pause_belongs_to_no_word_though_the_next_one_looks_at_it() -> None:
+    maps = looks(SPOKEN[0], SPOKEN[1], (80, 160))
+    starts, ends = align(attended(maps[None]), loudness(features(*SPOKEN).numpy()), [True] * 3)
+    assert abs(ends[1] - 80) <= 2
+    assert abs(starts[2] - 120) <= 2
+
+
+def test_a_word_of_several_tokens_has_no_gap_inside() -> None:
+    starts, ends = align(attended(looks(*SPOKEN)[None]), loudness(features(*SPOKEN).numpy()), [True, True, False])
+    assert ends[1] == starts[2]
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 9])
+def test_more_tokens_than_frames(count: int) -> None:
+    starts, ends = align(np.zeros((count, 5)), np.ones(5), [True] * count)
+    assert starts[0] >= 0
+    assert ends[-1] <= 5
+    assert (starts <= ends).all()
+    assert (ends[:-1] <= starts[1:]).all()
+
+
+def test_each_row_has_its_own_times_and_marks_last_no_time() -> None:
+    """Two prompt columns, then a word, a comma, a word, and what follows the end; the second row is shorter."""
+    rows = [[(20, 50), (50, 60), (120, 160)], [(30, 60), (60, 70), (90, 100)]]
+    maps = torch.stack([torch.cat([torch.full((1, STATES), 1 / STATES), looks(*row)]) for row in rows])  # (2, 4, S)
+    output: Any = SimpleOutput(cross_attentions=[(maps[:, None, :2],), (maps[:, None, 2:],)])
+    output.sequences = torch.tensor([[1, 2, 10, 11, 12], [1, 2, 10, 11, 3]])
+    sound = torch.stack([features((20, 50), (120, 160)), features((30, 60))])
+
+    def begins(tokens: Any) -> list[bool | None]:
+        return [{10: True, 12: True}.get(token) for token in tokens]
+
+    timed = SpokenTokens(1, begins, lambda: sound)
+    starts = timed(output, [[0, 0]], num_frames=torch.tensor([400, 200]), num_input_ids=2)
+    seconds = output["token_seconds"]
+    assert starts.shape == seconds.shape == (2, 5)
+    assert starts[0, 2:].tolist() == pytest.approx([0.4, 1.0, 2.4], abs=0.05)
+    assert seconds[0, 2:].tolist() == pytest.approx([0.6, 0.0, 0.8], abs=0.05)
+    assert starts[1, 2:].tolist() == pytest.approx([0.6, 1.2, 1.2], abs=0.05)
+    assert seconds[1, 3:].tolist() == [0.0, 0.0]
+    assert not starts[:, :2].any()
+
+
+class SimpleOutput(SimpleNamespace):
+    """An output object that takes new entries, as transformers' does."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
