@@ -108,7 +108,7 @@ class Mtp:
 
     def check(self, target: Target) -> None:
         """Raises InputError if the head belongs to another model, device or precision."""
-        weight = self.embedding.weight
+        weight = cast(Tensor, self.embedding.weight)
         if tuple(weight.shape) != (target.vocab_size, target.hidden_size) or weight.device != target.device:
             raise InputError(
                 f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens on "

@@ -89,7 +89,7 @@ def export_drafter(
             "reads. Train one of these, or serve the model with mmdec."
         )
     served = _served(network, model)
-    network.config = network.config.for_depth(served.depth)
+    cast(Any, network).config = network.config.for_depth(served.depth)
     state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     write = _speculators if to == "speculators" else _flat_dflash if isinstance(network, DFlash) else _flat_eagle3
     state, config = write(cast(Any, network), state, served, num_speculative_tokens)

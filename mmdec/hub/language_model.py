@@ -69,7 +69,8 @@ def load_language_model(
 
 def is_language_model(directory: Path) -> bool:
     """Whether config.json in `directory` is that of a causal language model of transformers."""
-    return _config_type(directory) in MODEL_FOR_CAUSAL_LM_MAPPING
+    config_type = _config_type(directory)
+    return config_type is not None and config_type in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def read_language_model(directory: Path, argument: str = "model") -> PreTrainedModel:

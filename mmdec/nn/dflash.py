@@ -171,7 +171,7 @@ class DFlash(DraftNetwork):
 
     def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
         """A block's input (B, b, H): tokens (B, b) by the target's embedding or the network's own."""
-        return looked_up(tokens, embedding.weight) if self.config.plain_embedding else embedding(tokens)
+        return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """The target's features (..., k * H) of token t -> (..., H), from which each layer projects the key and the

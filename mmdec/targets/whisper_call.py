@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ class RememberingEncoder:
             stopwatch = Stopwatch(input_features.device)
             options |= {"output_attentions": False, "return_dict": True}
             encoded = self._encoded(input_features, attention_mask, options)
-            self._last, self._states = input_features, encoded.last_hidden_state
+            self._last, self._states = input_features, cast(Tensor, encoded.last_hidden_state)
             self._on_pass(input_features, stopwatch.lap())
         else:
             self._on_pass(input_features, 0.0)
