@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.audio import MAX_PEAK, SAMPLE_RATE, check_detector, check_rate
+from mmdec.audio import SAMPLE_RATE, check_detector, check_rate
 from mmdec.audio.live import SpeechWindows, StreamResampler, Window
 from mmdec.audio.piped import BYTES, samples
 from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
@@ -34,6 +34,7 @@ from mmdec.types import InputError
 
 CHAIN = 31  # tokens of the last text that are drafted at once
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+LOUDEST = 8.0  # of full scale; what is louder was not scaled
 Chunk = np.ndarray | Tensor | bytes
 
 
@@ -213,11 +214,11 @@ class LiveTranscriber:
             sound = samples_of(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
-        wrong = ~(np.abs(sound) <= MAX_PEAK)  # also where it is NaN
+        wrong = ~(np.abs(sound) <= LOUDEST)  # also where it is NaN
         if wrong.any():
             raise InputError(
-                f"`chunks` must hold finite numbers, but {int(wrong.sum())} of {len(sound)} samples of one are NaN, "
-                "infinite or beyond any sound. Check `encoding`, or replace them."
+                f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {len(sound)} of one are NaN or "
+                f"beyond {LOUDEST:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
             )
         return sound.clip(-1.0, 1.0)
 
@@ -227,6 +228,7 @@ class LiveTranscriber:
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
         self._decoded = self._settled = None
+        self._last = []  # the next window has another text
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
