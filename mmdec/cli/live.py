@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 from mmdec import InputError
+from mmdec.checks.arguments import check_choice
 from mmdec.cli.files import json_text
 from mmdec.cli.options import STDOUT
 from mmdec.pipelines.transcription.transcript import clock, srt, vtt
@@ -52,9 +53,11 @@ def transcribe_input(
     kind: text, json, srt or vtt. form: rate and encoding, where they were given; then the stream is samples.
     live: makes a `LiveTranscriber` from the stream's rate. whole: the lines for a file object.
     """
-    from mmdec.audio.piped import PipedSound, is_wav, looks_like_a_file, pieces, wav_stream
+    from mmdec.audio.piped import BYTES, PipedSound, is_wav, looks_like_a_file, pieces, wav_stream
 
     rate, encoding = form
+    if encoding is not None:
+        check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
     head = stream.read(HEAD) if rate is None and encoding is None else b""
     if is_wav(head):
         sound = wav_stream(head, stream)

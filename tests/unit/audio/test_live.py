@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def test_full_windows_are_cut_in_a_pause_and_lose_nothing() -> None:
     found = windows(sound, [1600], pause=5.0, most=10 * RATE)
     assert len(found) >= 5
     assert all(5 * RATE <= len(one.samples) <= 10 * RATE for one in found[:-1])
-    for one, other in zip(found[:-1], found[1:], strict=True):
+    for one, other in pairwise(found):
         assert 0 <= other.start - one.end <= RATE  # only a pause is left out
         around = sound[one.end - RATE // 10 : one.end + RATE // 10]
         assert around.square().mean() < sound.square().mean() / 4
