@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from math import isfinite
 from threading import Lock
 from typing import Any
 
@@ -350,6 +351,8 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
             small[name] = HEADS if value is None or value == heads else min(value, 2)
         elif isinstance(value, (list, tuple)) and len(value) == layers and layers > LAYERS:
             small[name] = _both(list(value))
+        elif name == "per_layer_config" and isinstance(value, dict):
+            small[name] = _own_sizes(value, given)
         elif is_window(name, value):
             small[name] = min(value, 1 if name.endswith("blocks") else WINDOW // 2 if "block" in name else WINDOW)
         elif name.endswith("_token_id") and isinstance(value, int):
@@ -363,6 +366,16 @@ def is_window(name: str, value: Any) -> bool:
     """Whether a field of a configuration may bound how far a token sees."""
     number = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return number and bool(WINDOWS.search(name)) and not NO_WINDOWS.search(name)
+
+
+def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What the second of two layers has of its own, from the settings of all layers: sizes stay multiples of the
+    model's."""
+    kinds: list[Any] = given.get("layer_types") or []
+    other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
+    own = next((fields for index, fields in settings.items() if int(index) == other), {})
+    sized = {name: value for name, value in own.items() if SIZES.get(name) and given.get(name)}
+    return {1: {name: max(1, SIZES[name] * value // given[name]) for name, value in sized.items()}} if sized else {}
 
 
 def _both(kinds: list[Any]) -> list[Any]:
@@ -382,10 +395,11 @@ def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention:
     """
     model = small_model(kind, config, attention)
     with torch.no_grad():
-        try:
-            return _worst(model.double(), target_of)
-        except (RuntimeError, ValueError):
-            return _worst(model.float(), target_of)
+        with suppress(RuntimeError, ValueError):
+            # "eager" attention's softmax is float32, in which a masked row of padding overflows: NaN
+            if isfinite(worst := _worst(model.double(), target_of)):
+                return worst
+        return _worst(model.float(), target_of)
 
 
 def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
