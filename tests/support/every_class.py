@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import mmdec
-from mmdec.targets.families import SPREAD, VOCABULARY, WINDOW, small_model
+from mmdec.targets.probe import SPREAD, VOCABULARY, WINDOW, small_model
 from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 from tests.support.families import OWN
