@@ -141,8 +141,9 @@ def test_arguments_are_refused_before_sound_comes(four: LoadedWhisper, options: 
         pytest.fail("a chunk was asked for")
         yield VOICE
 
+    given: dict[str, Any] = {"model": four, **options}
     with pytest.raises(InputError, match=f"`{named}`"):
-        mmdec.transcribe_stream(never(), **{"model": four, **options})
+        mmdec.transcribe_stream(never(), **given)
 
 
 def test_an_unknown_option_is_named(four: LoadedWhisper) -> None:
