@@ -21,12 +21,15 @@ try:
 except ImportError as error:
     raise MmdecError(f"The server needs {error.name}, which is not installed. pip install 'mmdec[serve]'") from error
 
+from mmdec.pipelines.description.describe import DEFAULT_MODEL as ANSWERS
+from mmdec.pipelines.load import DEFAULT as TRANSLATES
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL as TRANSCRIBES
 from mmdec.serving import chat, realtime, speech
 from mmdec.serving.engines import How, load
 from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
 
 log = logging.getLogger(__name__)
-MODELS = ("whisper-phrasebook", "daspeech-everyday", "vlm-scenes")  # served where none is named
+MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # served where none is named
 GRACE = 120  # seconds that requests may take after a signal to end
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import mmdec
 from mmdec.pipelines.description.dialogues import Dialogue
 from mmdec.serving.engines import Answering
-from mmdec.serving.server import ApiError, Server, server_of, sse
+from mmdec.serving.server import ApiError, EventStream, Server, server_of
 from mmdec.serving.waiting import Job
 
 router = APIRouter(prefix="/v1/chat")
@@ -100,7 +100,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     answer = _Answer(name, stops, engine.vlm, dialogue.tokens, most)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return await sse(answer.chunks(server, request, job, usage))
+        return await EventStream.of(answer.chunks(server, request, job, usage))
     return JSONResponse(answer.whole(await server.result(request, job)))
 
 

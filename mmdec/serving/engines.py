@@ -1,4 +1,4 @@
-"""What decodes the jobs of each task: a Whisper, a speech translator, a model of pictures, by the public calls.
+"""What decodes the jobs of each task: transcription, speech translation, questions about pictures, by the public calls.
 
 A batch is one call of `mmdec.transcribe` or of its kin, so that a served answer is that of the call.
 """
@@ -62,17 +62,17 @@ class Deltas:
 
 @final
 class Transcription:
-    """A Whisper. A job holds samples (T,), its key the options of `mmdec.transcribe`."""
+    """A model that transcribes. A job holds samples (T,), its key the options of `mmdec.transcribe`."""
 
     task = "transcription"
 
-    def __init__(self, whisper: LoadedTranscriber, how: How) -> None:
-        self.whisper, self._how = whisper, how
+    def __init__(self, loaded: LoadedTranscriber, how: How) -> None:
+        self.loaded, self._how = loaded, how
 
     def job(self, samples: Any, **options: Any) -> Job:
         """A job for 16 kHz samples (T,). options: of `mmdec.transcribe`; those that are None are left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        extractor = self.whisper.extractor
+        extractor = self.loaded.extractor
         long = len(samples) // extractor.hop_length > extractor.nb_max_frames
         kind = "silent" if silent(samples) else "long" if long else "short"
         rows = self._how.rows if kind == "short" else 1
@@ -91,7 +91,7 @@ class Transcription:
                 # a window of a long recording may be read again from its last timestamp on
                 if jobs[row].streams and kind == "short":
                     tokens[row] += new
-                    text = self.whisper.tokenizer.decode(tokens[row], skip_special_tokens=True)
+                    text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)
                     if piece := deltas[row].grown(text):
                         jobs[row].tell("text", piece)
 
@@ -99,7 +99,7 @@ class Transcription:
             return mmdec.transcribe(
                 [job.given for job in jobs],
                 sample_rate=RATE,
-                model=self.whisper,
+                model=self.loaded,
                 threads=self._how.threads,
                 statistics=self._how.statistics,
                 batch_size=len(jobs),

@@ -46,9 +46,9 @@ class Session:
     """One client's live transcription."""
 
     def __init__(self, socket: WebSocket, server: Server) -> None:
-        self._socket, self._server, self._engine = socket, server, Feeding()
+        self._socket, self._server, self._feeding = socket, server, Feeding()
         self._options: dict[str, Any] = {"sample_rate": RATE}
-        self._whisper = server.engine(socket.query_params.get("model"), Transcription)
+        self._engine = server.engine(socket.query_params.get("model"), Transcription)
         self._live: LiveTranscriber | None = None
         self._before = 0.0  # seconds of sound before this transcriber's
         self._items = 0
@@ -120,11 +120,11 @@ class Session:
         if "rate" in form:
             options["sample_rate"] = form["rate"]
         if wanted.get("model") is not None:
-            self._whisper = self._server.engine(wanted["model"], Transcription)
+            self._engine = self._server.engine(wanted["model"], Transcription)
         for name in ("language", "prompt"):
             if wanted.get(name):
                 options[name] = wanted[name]
-        LiveTranscriber(model=self._whisper.whisper, **options)  # refuses what is wrong
+        LiveTranscriber(model=self._engine.loaded, **options)  # refuses what is wrong
         self._options = options
 
     async def _feed(self) -> None:
@@ -137,7 +137,7 @@ class Session:
                 self._changed.notify_all()
             try:
                 if self._live is None:
-                    self._live = LiveTranscriber(model=self._whisper.whisper, **self._options)
+                    self._live = LiveTranscriber(model=self._engine.loaded, **self._options)
                 if sound:
                     await self._run(partial(self._live.feed, sound))
                 if commits:
@@ -158,10 +158,10 @@ class Session:
             for update in work():
                 if job.gone:
                     raise Stopped
-                self._server.metrics.decoded(self._engine.task, update.transcript, update.transcript.seconds)
+                self._server.metrics.decoded(self._feeding.task, update.transcript, update.transcript.seconds)
                 job.tell("text", update)
 
-        job = Job(self._engine, (), decode)
+        job = Job(self._feeding, (), decode)
         self._server.worker.submit(job)
         try:
             while True:

@@ -24,6 +24,7 @@ from mmdec.serving.metrics import Metrics
 from mmdec.serving.waiting import Job, Stopped, Worker
 
 log = logging.getLogger(__name__)
+UNCACHED = {"Cache-Control": "no-store"}
 READERS = 2  # uploads that are turned into samples or pixels at the same time
 T = TypeVar("T")
 Engine = TypeVar("Engine", bound=Served)
@@ -157,24 +158,25 @@ def server_of(request: Any) -> Server:
     return request.app.state.server
 
 
-async def sse(events: AsyncIterator[Mapping[str, Any]]) -> StreamingResponse:
-    """A response of server-sent events. An error before the first is an ordinary response.
+@final
+class EventStream(StreamingResponse):
+    """A response of server-sent events."""
 
-    Raises: what `events` raises before its first event.
-    """
-    first = await anext(events)
+    @classmethod
+    async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
+        """A stream that has begun. Raises what `events` raises before its first event: that is an ordinary response."""
+        return cls(_lines(await anext(events), events), media_type="text/event-stream", headers=UNCACHED)
 
-    async def lines() -> AsyncIterator[str]:
-        yield _data(first)
-        try:
-            async for event in events:
-                yield _data(event)
-        except Exception as error:  # the status has been sent: the error is an event
-            yield _data(ApiError.of(error).content)
-            return
-        yield "data: [DONE]\n\n"
 
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+async def _lines(first: Mapping[str, Any], events: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[str]:
+    yield _data(first)
+    try:
+        async for event in events:
+            yield _data(event)
+    except Exception as error:  # the status has been sent: the error is an event
+        yield _data(ApiError.of(error).content)
+        return
+    yield "data: [DONE]\n\n"
 
 
 def _data(event: Mapping[str, Any]) -> str:

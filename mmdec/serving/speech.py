@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 import mmdec
 from mmdec.pipelines.inputs import read
 from mmdec.serving.engines import Transcription, Translation
-from mmdec.serving.server import ApiError, Server, server_of, sse
+from mmdec.serving.server import ApiError, EventStream, Server, server_of
 from mmdec.serving.waiting import Job
 
 router = APIRouter(prefix="/v1/audio")
@@ -51,7 +51,7 @@ async def transcriptions(
     if stream:
         if response_format not in ("json", "text"):
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")
-        return await sse(_deltas(server, request, job))
+        return await EventStream.of(_deltas(server, request, job))
     return _formatted(await server.result(request, job), response_format, "transcribe", timed, temperature)
 
 
@@ -64,7 +64,7 @@ async def translations(
     response_format: Annotated[Kind, Form()] = "json",
     temperature: Temperature = 0.0,
 ) -> Response:
-    """Speech to English text: by a Whisper of several languages, or by a speech translator."""
+    """Speech to English text: by a speech translator, or by a transcriber of several languages."""
     server = server_of(request)
     engine = server.engine(model, Translation, Transcription)
     if isinstance(engine, Translation):
@@ -160,6 +160,6 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
 
 
 def _compression(text: str) -> float:
-    """Bytes of a text over its compressed bytes: high where it repeats itself. Source: Whisper, section 4.5."""
+    """Bytes of a text over its compressed bytes: high where it repeats itself. Source: Radford et al. 2022, 4.5."""
     content = text.encode()
     return round(len(content) / len(zlib.compress(content)), 3)

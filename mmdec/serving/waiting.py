@@ -124,13 +124,13 @@ class Worker:
                 results = [error] * len(jobs)
             seconds = time.perf_counter() - began
             self._pace += 0.2 * (seconds / len(jobs) - self._pace)
+            self._metrics.observe("batch_rows", len(jobs), task=jobs[0].engine.task)
             for job, result in zip(jobs, results, strict=True):
                 if job.gone:
                     self._metrics.add("stopped_total", task=job.engine.task)
                 elif result is not None and not isinstance(result, Exception):
                     self._metrics.decoded(job.engine.task, result, job.seconds)
                 job.tell("error" if isinstance(result, Exception) else "result", result)
-            self._metrics.observe("batch_rows", len(jobs), task=jobs[0].engine.task)
             with self._changed:
                 self._decoding = ()
 

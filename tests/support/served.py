@@ -25,7 +25,7 @@ from mmdec.serving.server import Limits, Server
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
 
-PATIENCE = 8.0  # seconds after which a test gives up on a server that does not answer
+PATIENCE = 60.0  # seconds after which a test gives up on a server that does not answer
 
 
 def models(folder: Path, how: How | None = None) -> dict[str, Any]:

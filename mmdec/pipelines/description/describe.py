@@ -34,11 +34,18 @@ from mmdec.images import ImageSource, read_image
 from mmdec.pipelines.call import MAX_BATCH, Batch, Part, System, as_loaded
 from mmdec.pipelines.confidence import check_min_confidence
 from mmdec.pipelines.description.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
-from mmdec.pipelines.description.prompts import Question, check_accepted, render, tensors, too_long, user_message
+from mmdec.pipelines.description.prompts import (
+    Question,
+    check_accepted,
+    render,
+    tensors,
+    too_long,
+    user_message,
+)
 from mmdec.pipelines.threads import with_threads
 from mmdec.types import Drafter, InputError
 
-__all__ = ["DescribeOptions", "describe"]
+__all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
 PROMPT = "Describe this image."
 MAX_IMAGES = 256  # images of one question at most

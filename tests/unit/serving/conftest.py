@@ -17,4 +17,4 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def folder(engines: dict[str, Any]) -> Path:
-    return engines["whisper"].whisper.directory.parent
+    return engines["whisper"].loaded.directory.parent

@@ -1,4 +1,4 @@
-"""`/v1/realtime`: the final texts are those of the public call, and a client's faults end neither session nor server."""
+"""`/v1/realtime`: the final texts are those of the public call, and a client's faults do not end the session."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_what_is_too_slow_is_refused(engines: dict[str, Any]) -> None:
 
 
 def test_one_request_too_many_is_told_to_come_again(engines: dict[str, Any]) -> None:
-    lock = mmdec.model_lock(engines["whisper"].whisper.model)
+    lock = mmdec.model_lock(engines["whisper"].loaded.model)
     with served(engines, Limits(requests=2)) as (client, server), ThreadPoolExecutor(2) as pool:
         with lock.write():
             kept = [pool.submit(post, client, wav(0.5, seed)) for seed in range(2)]
@@ -99,14 +99,14 @@ def test_one_request_too_many_is_told_to_come_again(engines: dict[str, Any]) -> 
 
 
 def test_an_answer_that_takes_too_long_is_given_up(engines: dict[str, Any]) -> None:
-    with served(engines, Limits(wait=0.3)) as (client, _), mmdec.model_lock(engines["whisper"].whisper.model).write():
+    with served(engines, Limits(wait=0.3)) as (client, _), mmdec.model_lock(engines["whisper"].loaded.model).write():
         answer = post(client, wav(0.5))
         assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
 
 
 def test_who_hangs_up_is_not_decoded(engines: dict[str, Any], folder: Path) -> None:
     """One while it waits, one in the batch that has begun; their neighbour gets its own text."""
-    lock = mmdec.model_lock(engines["whisper"].whisper.model)
+    lock = mmdec.model_lock(engines["whisper"].loaded.model)
     with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
         with lock.write():
             left = [hanging(client, wav(0.6, seed)) for seed in range(2)]
@@ -156,7 +156,7 @@ def test_an_end_loses_nothing(engines: dict[str, Any], folder: Path) -> None:
     sounds = [wav(0.6, seed) for seed in range(3)]
     with ThreadPoolExecutor(3) as pool, ExitStack() as held:
         with served(engines) as (client, server):
-            held.enter_context(mmdec.model_lock(engines["whisper"].whisper.model).write())
+            held.enter_context(mmdec.model_lock(engines["whisper"].loaded.model).write())
             answers = [pool.submit(post, client, sound) for sound in sounds]
             until(lambda: sum(server.worker.waiting()) == 3)
             threading.Timer(1.0, held.close).start()
