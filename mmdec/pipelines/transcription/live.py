@@ -268,15 +268,17 @@ def piped(
 
     rate, encoding: of samples without a header. None: 16000 and "s16", unless the first bytes are those of a file.
     Returns: the rate in Hz and samples (T,) as they come; for another sound file the whole of it, as a file object.
-    Raises: InputError for a wav stream that cannot be read, or for another encoding.
+    Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
     """
     if encoding is not None:
         check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
     head = stream.read(HEAD) if rate is None and encoding is None else b""
-    if looks_like_a_file(head):
+    if is_wav(head):
+        sound = wav_stream(head, stream)
+    elif looks_like_a_file(head):
         return io.BytesIO(head + stream.read())
-    plain = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
-    sound = wav_stream(head, stream) if is_wav(head) else plain
+    else:
+        sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
     return sound.rate, pieces(sound, stream)
 
 
