@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from mmdec import StreamUpdate
 
 STDIN = STDOUT  # "-"
-HEAD = 12  # bytes by which a file is told from samples
-RATE, ENCODING = 16_000, "s16"
 ERASE = "\r\x1b[K"
 
 
@@ -52,21 +49,17 @@ def transcribe_input(
     kind: text, json, srt or vtt. form: rate and encoding, where they were given; then the stream is samples.
     live: makes a `LiveTranscriber` from the stream's rate. whole: the lines for a file object.
     """
-    from mmdec.audio.piped import PipedSound, is_wav, looks_like_a_file, pieces, wav_stream
+    from mmdec.pipelines.transcription.live import piped
 
-    rate, encoding = form
-    head = stream.read(HEAD) if rate is None and encoding is None else b""
-    if is_wav(head):
-        sound = wav_stream(head, stream)
-    elif looks_like_a_file(head):
-        print(whole(io.BytesIO(head + stream.read())), flush=True)
+    sound = piped(stream, *form)
+    if not isinstance(sound, tuple):
+        print(whole(sound), flush=True)
         return
-    else:
-        sound = PipedSound(rate or RATE, 1, encoding or ENCODING, None, head)
-    transcriber, printer = live(sample_rate=sound.rate), Printer(kind, as_json)
+    rate, pieces = sound
+    transcriber, printer = live(sample_rate=rate), Printer(kind, as_json)
     failure: InputError | None = None
     try:
-        for piece in pieces(sound, stream):
+        for piece in pieces:
             for update in transcriber.feed(piece):
                 printer.show(update)
     except KeyboardInterrupt:  # the recording ends here, and what was said is still written down

@@ -197,6 +197,12 @@ def transcribe(
     with loading(model, quiet=as_json):
         whisper = _load(model, device, dtype)
     results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
+    _tell(jobs, results, kind, as_json, comparer)
+    jobs.end(comparer.code)
+
+
+def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: bool, comparer: Comparer) -> None:
+    """Write each file's transcript and print its lines, or note its error."""
     for (file, target), result in zip(jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else try_write(target, result.format(kind))
         if error:
@@ -207,7 +213,6 @@ def transcribe(
                 print(f"note: {printable(file.name)}: {result.note}", file=sys.stderr)
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence)
-    jobs.end(comparer.code)
 
 
 def _context(text: str | None) -> str | float | None:

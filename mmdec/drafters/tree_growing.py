@@ -62,7 +62,9 @@ class TreeGrowing:
         # DFlash reads no embeddings of accepted columns
         self._blocks: DFlashConfig | None = network.config if isinstance(network, DFlash) else None
         own = self._own or self._blocks
-        self.embedding: nn.Module = cast(nn.Module, network.embed_tokens) if own is not None and own.own_embedding else embedding
+        self.embedding: nn.Module = (
+            cast(nn.Module, network.embed_tokens) if own is not None and own.own_embedding else embedding
+        )
         embeds = self._blocks is None and config.projected
         self.needs = Needs(layers=config.layers, embeds=embeds, travels=True, stops=True)
 

@@ -275,8 +275,8 @@ LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: l
 
 def published_card(network: DraftNetwork, folder: Path) -> str:
     """The model card of a published network that was read from a folder."""
-    names = {"vispec": "ViSpec", "eagle3": "EAGLE-3", "dflash": "DFlash"}
-    config, name = network.config, names.get(network.system, network.system.upper())
+    config, entry = network.config, drafter_entry(network.system)
+    name = network.system if entry is None else entry.note.partition(":")[0]
     text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
     text += f"{config.target_size} channels and {config.vocab_size} tokens"
     text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mmdec.nn.ctc_head import BLANK, Heard, best_pieces, pad_places
-from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.types import InputError
 
 WIDTH = 16  # texts that the search keeps
@@ -24,7 +23,6 @@ LEAST = -8.0  # their log-probability at least
 WEIGHT, BONUS = 0.8, 2.5  # of the n-gram's log-probability, and what each piece adds to make up for it
 SHARE = 0.3  # of what a frame's other pieces weigh beside the chosen one
 NEVER = -1e9
-LEVELS = 255  # of a stored log-probability
 
 
 @final
@@ -75,55 +73,6 @@ class PieceNGram:
         if found is not None:
             return weight + found
         return weight + self.backoff[last] + self.unigrams[piece]
-
-    @classmethod
-    def pack(cls, model: NGram, pieces: int) -> PieceNGram:
-        """Store a trigram whose tokens are the ids of pieces, as text. Raises InputError for one of another order."""
-        if model.order != 3:
-            raise InputError(f"`model` must be a trigram, but its order is {model.order}. Build it with order 3.")
-        ids = {START: pieces, END: pieces + 1}
-        number = {token: ids[token] if token in ids else int(token) for token in (*model.successors[""], START)}
-        base = pieces + 2
-        unigrams, backoff = torch.full((base,), model.unknown), torch.zeros(base)
-        for token, value in model.successors[""].items():
-            unigrams[number[token]] = value
-        rows: dict[int, dict[int, tuple[float, float]]] = {}
-        deeper: dict[tuple[int, int], dict[int, float]] = {}
-        for context, followers in model.successors.items():
-            known = [number[token] for token in context.split()]
-            if len(known) == 1:
-                backoff[known[0]] = model.backoff.get(context, 0.0)
-                rows[known[0]] = {
-                    number[token]: (value, model.backoff.get(f"{context} {token}", 0.0))
-                    for token, value in followers.items()
-                }
-            elif known:
-                deeper[known[0], known[1]] = {number[token]: value for token, value in followers.items()}
-        pairs = [(a, b) for a in sorted(rows) for b in sorted(rows[a])]
-        triples = [(a, b, c) for a, b in pairs for c in sorted(deeper.get((a, b), {}))]
-        values = {
-            "bigrams": [rows[a][b][0] for a, b in pairs],
-            "bigram_backoff": [rows[a][b][1] for a, b in pairs],
-            "trigrams": [deeper[a, b][c] for a, b, c in triples],
-        }
-        steps = torch.tensor([-max((-value for value in row), default=0.0) / LEVELS for row in values.values()])
-        arrays: dict[str, Tensor] = {
-            name: (torch.tensor(row) / min(step, -1e-9)).round().clamp(0, LEVELS).to(torch.uint8)
-            for (name, row), step in zip(values.items(), steps.tolist(), strict=True)
-        }
-        counts = torch.zeros(base, dtype=torch.int32)
-        for a, row in rows.items():
-            counts[a] = len(row)
-        arrays |= {
-            "unigrams": unigrams,
-            "backoff": backoff,
-            "steps": steps,
-            "bigram_counts": counts,
-            "bigram_pieces": torch.tensor([b for _, b in pairs], dtype=torch.int16),
-            "trigram_counts": torch.tensor([len(deeper.get(pair, {})) for pair in pairs], dtype=torch.int16),
-            "trigram_pieces": torch.tensor([c for _, _, c in triples], dtype=torch.int16),
-        }
-        return cls(pieces, arrays)
 
 
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:

@@ -25,8 +25,7 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from mmdec.checks.files import write_whole
-from mmdec.hub.publish import whole_folder
-from mmdec.provenance import CARD
+from mmdec.hub.publish import CARD, whole_folder
 from mmdec.training.callbacks import lightning_says
 from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
 from mmdec.training.processes import TERMINATED, started_here

@@ -27,7 +27,7 @@ from mmdec.hub.drafters import read_network, save_network
 from mmdec.hub.export import export_drafter
 from mmdec.nn.dflash import DFlash, DFlashConfig
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
-from tests.peers.test_speculators import DRAFTED, LAYER, LLAMA3, SIZE, TOKENS, our_logits, peers_logits
+from tests.support.peers import DRAFTED, LAYER, LLAMA3, SIZE, TOKENS, our_logits, peers_logits
 
 DEPTH, BLOCK = 8, 5
 SHAPE: dict[str, Any] = {

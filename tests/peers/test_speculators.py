@@ -20,26 +20,8 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
 from mmdec.hub.drafters import convert, read_network
+from tests.support.peers import DRAFTED, LAYER, LLAMA3, SIZE, STEPS, TOKENS, our_logits, peers_logits
 
-TOKENS, DRAFTED, SIZE, STEPS = 64, 40, 32, 4
-LAYER: dict[str, Any] = {
-    "vocab_size": TOKENS,
-    "hidden_size": SIZE,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "attn_implementation": "eager",
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 50000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 CASES: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
     "plain": (LlamaConfig, {}, {}),
     "whole-vocabulary": (LlamaConfig, {}, {"draft_vocab_size": TOKENS}),
@@ -82,58 +64,6 @@ def saved(folder: Path, parallel: bool, case: str) -> tuple[Any, Path]:
         network.load_vocab_mappings(known, ids - torch.arange(len(ids)))
     network.save_pretrained(folder)
     return network, folder
-
-
-def fused(peer: Any, features: Tensor) -> Tensor:
-    if peer.input_norm is not None:
-        features = peer.input_norm(features)
-    if peer.fc_norm is not None:
-        parts = features.chunk(len(peer.fc_norm), -1)
-        features = torch.cat([norm(part) for norm, part in zip(peer.fc_norm, parts, strict=True)], -1)
-    return peer.fc(features)
-
-
-def through(peer: Any, embeds: Tensor, hidden: Tensor) -> Tensor:
-    """The peer's layers over whole rows (1, L, H), causal, from position 1 on as it counts."""
-    length = embeds.shape[1]
-    states = torch.cat([embeds, hidden], -1)
-    positions = torch.arange(1, length + 1)[None]
-    rotations = peer.rotary_emb(states, positions)
-    mask = torch.full((1, 1, length, length), float("-inf")).triu(1)
-    for layer in peer.layers:
-        states = layer(states, attention_mask=mask, position_ids=positions, position_embeddings=rotations)
-    return states
-
-
-def peers_logits(peer: Any, tokens: Tensor, features: Tensor, drafted: list[int], parallel: bool) -> Tensor:
-    """(STEPS, D): tokens (T,) with features (T, k * H) of the ones before, then drafted tokens one by one."""
-    embeds, hidden, logits = peer.embed_tokens(tokens[None]), fused(peer, features[None]), []
-    for step in range(STEPS):
-        last = through(peer, embeds, hidden)[:, -1:]
-        out = peer.norm(last)
-        logits.append(peer.lm_head(out)[0, 0])
-        token = peer.mask_token_id if parallel else drafted[step]
-        own = fused(peer, peer.mask_hidden) if parallel else out if peer.config.norm_output else last
-        embeds = torch.cat([embeds, peer.embed_tokens(torch.tensor([[token]]))], 1)
-        hidden = torch.cat([hidden, own], 1)
-    return torch.stack(logits)
-
-
-def our_logits(network: Any, tokens: Tensor, features: Tensor, drafted: list[int]) -> Tensor:
-    """The same by ours, over a cache."""
-    embed, head = network.embed_tokens, torch.nn.Linear(1, 1)
-    positions = torch.arange(len(tokens))[None]
-    hidden, pair = network.layer(network.fuse(embed(tokens)[None], features[None]), positions)
-    logits, hidden = [], hidden[:, -1:]
-    for step in range(STEPS):
-        logits.append(network.logits(hidden[0, 0], head))
-        if network.config.mask_token is not None:
-            states = network.masked(embed(torch.tensor(network.config.mask_token)))[None, None]
-        else:
-            states = network.follow(embed(torch.tensor([[drafted[step]]])), hidden)
-        hidden, own = network.layer(states, torch.tensor([[len(tokens) + step]]), pair)
-        pair = torch.cat([pair[0], own[0]], 2), torch.cat([pair[1], own[1]], 2)
-    return torch.stack(logits)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.watch import Stopwatch
-from mmdec.drafters.registry import named_drafter
+from mmdec.drafters.registry import drafter_names, named_drafter
 from mmdec.evaluation.bench.pairing import compare, comparisons, recorded
 from mmdec.evaluation.bench.report import WALL, BenchReport, Comparison, Exactness, Kind, Quantity
 from mmdec.evaluation.bench.text_prompts import BEGINNINGS, INSTRUCTIONS, TextPrompt, read_prompts
@@ -119,6 +119,12 @@ class LanguageBench:
     threads: int = 2
     log: Log = no_log
 
+    def __post_init__(self) -> None:
+        check_whole("per_kind", self.per_kind, 1, 2**31, "3 of each kind give a first impression.")
+        check_whole("repeats", self.repeats, 1, 10_000, "5 give quartiles.")
+        check_whole("max_new_tokens", self.max_new_tokens, LEAST, 2**31, "Give 128.")
+        check_threads(self.threads)
+
 
 def bench_language(
     model: str | os.PathLike[str],
@@ -135,10 +141,6 @@ def bench_language(
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = LanguageBench(**options)
-    check_whole("per_kind", how.per_kind, 1, 2**31, "3 of each kind give a first impression.")
-    check_whole("repeats", how.repeats, 1, 10_000, "5 give quartiles.")
-    check_whole("max_new_tokens", how.max_new_tokens, LEAST, 2**31, "Give 128.")
-    check_threads(how.threads)
     device = check_device(how.device)
     keep_threads(how.threads)
     language = load_language_model(model, device)
@@ -159,17 +161,15 @@ def bench_language(
     how.log(f"the first {FIRST} tokens of a first call")
     first = LanguageHarness(language, min(FIRST, how.max_new_tokens), afresh=True)
     begun = first.interleave([*ours, greedy, plain], singles, how.repeats, how.log)
-    groups = {"all": list(range(len(prompts)))}
-    for task in sorted({prompt.task for prompt in prompts}):
-        groups[f"task {task}"] = [index for index, prompt in enumerate(prompts) if prompt.task == task]
     rows: list[Comparison] = []
     for method in ours:
         for other in (greedy, *stock, plain):
-            for group, indices in groups.items():
+            for group, indices in _groups(prompts).items():
                 same = [index for index in indices if equal[other.name][index]]
                 rows += _rows(compare(measured, method, other, same), method, other, group)
         for other in (greedy, plain):
-            rows += _rows(compare(begun, method, other, groups["all"]), method, other, f"first {FIRST} tokens")
+            everything = list(range(len(prompts)))
+            rows += _rows(compare(begun, method, other, everything), method, other, f"first {FIRST} tokens")
     machine = hardware(device=device, dtype=torch.float32, batch=1, threads=torch.get_num_threads())
     kept = "" if not too_long else f", {too_long} left out, which are too long"
     return BenchReport(
@@ -197,6 +197,13 @@ def bench_language(
             "hardware": machine,
         },
     )
+
+
+def _groups(prompts: Sequence[Encoded]) -> dict[str, list[int]]:
+    """Indices of all prompts, and of those of each task."""
+    tasks = sorted({prompt.task for prompt in prompts})
+    each = {f"task {task}": [index for index, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
+    return {"all": list(range(len(prompts))), **each}
 
 
 def _built_in(language: LoadedLanguageModel) -> Sequence[TextPrompt]:
@@ -230,7 +237,7 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
 
 def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -> tuple[list[Method], list[Method]]:
     """mmdec's methods with a drafter, and transformers' counterparts."""
-    ours = [Method.drafted(name, named_drafter(name)) for name in ("lookup", "recycling")]
+    ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
     stock = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})]
     if small is not None:
         drafter = cast(Drafter, Speculation(DecodingOptions(small.model)).drafter_for(language.model))

@@ -3,7 +3,7 @@ r"""Calibrates a model's confidence: fits it to how often outputs are right, and
 python -m mmdec.evaluation.calibration speech --corpus data/natural/manifest.tsv --text data/everyday data/phrasebook \
     --other data/other_speech/manifest.tsv --unseen data/people/manifest.tsv --write
 python -m mmdec.evaluation.calibration asr --corpus data/english --other data/corpus --write
-python -m mmdec.evaluation.calibration asr --corpus data/voices.tsv --model MODEL --folder models/whisper-base --write
+python -m mmdec.evaluation.calibration asr --corpus data/voices.tsv --model MODEL --folder FOLDER --write
 python -m mmdec.evaluation.calibration vlm --corpus data/scenes --other data/other_pictures --count 900 --write
 
 It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; pictures

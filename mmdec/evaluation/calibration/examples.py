@@ -19,7 +19,7 @@ NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
 # Kinds of nonsense for fitting a translator's confidence, and other kinds for testing it.
 NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
 TELEPHONE = (300.0, 3400.0)  # Hz
-# How a Whisper of all languages hears its recordings, in turn: dB of speech above noise, and whether by telephone.
+# How a transcriber of all languages hears its recordings, in turn: dB of speech above noise, and whether by telephone.
 HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
 MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # more nonsense for it, beside `NO_SPEECH`
 TURNED = 3  # one of so many of its recordings is also played backwards
@@ -161,7 +161,8 @@ def telephone(samples: np.ndarray) -> np.ndarray:
 
 
 def spoken_sounds(own: Sequence[tuple[Path, tuple[str, ...]]], split: str) -> list[Sound]:
-    """Inputs for a Whisper of all languages: each recording once, in noise or by telephone; some backwards; nonsense.
+    """Inputs for a transcriber of all languages: each recording once, in noise or by telephone; some backwards;
+    nonsense.
 
     own: recordings with their text. split: "dev", for the fit, or "test", with other kinds of nonsense.
     """

@@ -23,8 +23,8 @@ import torch
 from mmdec.hub.find import find
 from mmdec.hub.language_model import FILES, LoadedLanguageModel, is_language_model, load_language_model
 from mmdec.hub.vlm import LoadedVlm, load_vlm
-from mmdec.images import read_image
-from mmdec.pipelines.description.prompts import Question, render, tensors, user_message
+from mmdec.pipelines.description.describe import read_question
+from mmdec.pipelines.description.prompts import render, tensors, user_message
 from mmdec.training.corpora.admission import STRICT
 from mmdec.training.corpora.image_text import IMAGE, SPEAKERS
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, shown, text_lines
@@ -192,7 +192,7 @@ def inputs_of(model: Model, asked: Asked, template: bool) -> dict[str, Any]:
 
 
 def _seen(vlm: LoadedVlm, asked: Asked, template: bool) -> dict[str, Any]:
-    question = Question(asked.text, tuple(read_image(path) for path in asked.images))
+    question = read_question(asked.images, asked.text)
     text = "\n".join([*[vlm.image_token] * len(asked.images), *filter(None, (asked.system, asked.text))])
     if template:
         system = {"role": "system", "content": [{"type": "text", "text": asked.system}]}

@@ -33,7 +33,7 @@ from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
 from mmdec.pipelines.inputs import Audio, read
 from mmdec.pipelines.threads import keep_threads
-from mmdec.pipelines.transcription.request import TranscriptionRequest
+from mmdec.pipelines.transcription.request import Spoken, TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
@@ -142,7 +142,7 @@ class TranscriptionHarness(Harness[Tensor]):
 
     def _request(self, recordings: int) -> TranscriptionRequest:
         plain = Speculation(DecodingOptions(drafter=None))
-        return TranscriptionRequest.of(self.whisper, plain, self.options, recordings, language=self.language)
+        return TranscriptionRequest.of(self.whisper, plain, self.options, recordings, Spoken(language=self.language))
 
 
 def has_heads(whisper: LoadedWhisper) -> bool:

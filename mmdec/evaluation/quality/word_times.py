@@ -1,6 +1,6 @@
 r"""Measures when `transcribe` says that words start and end, on recordings whose words' times are known.
 
-python -m mmdec.evaluation.quality.word_times --recordings data/timed_words/manifest.jsonl --model openai/whisper-base \
+python -m mmdec.evaluation.quality.word_times --recordings data/timed_words/manifest.jsonl --model MODEL \
     --language en
 
 The recordings are those of data/build/timed_words.py. A word counts where the transcript has it right. Words beside a
@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mmdec.hub.whisper import DEFAULT_MODEL, load_whisper
-from mmdec.pipelines.transcription.transcribe import transcribe
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words
 
 PAUSE = 0.25  # seconds of silence beside a word
@@ -86,11 +85,11 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")
     parser.add_argument("--language", help="default: detected")
     options = parser.parse_args()
-    whisper, errors = load_whisper(options.model), dict[str, list[TimeError]]()
+    loaded, errors = load_transcriber(options.model), dict[str, list[TimeError]]()
     for line in options.recordings.read_text(encoding="utf-8").splitlines():
         row: dict[str, Any] = json.loads(line)
         path = options.recordings.parent / row["path"]
-        out = transcribe(path, model=whisper, timestamps="word", language=options.language)
+        out = transcribe(path, model=loaded, timestamps="word", language=options.language)
         found = [(word.text, word.start, word.end) for segment in out.segments for word in segment.words or ()]
         errors.setdefault(row["voice"], []).extend(time_errors(found, [tuple(word) for word in row["words"]]))
     groups = {"all": [error for group in errors.values() for error in group], **errors}

@@ -7,17 +7,18 @@ one before, so that what did not change costs a pass or two of the decoder.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import dataclass, fields, replace
+from typing import Any, BinaryIO, TypeVar, cast, final
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.audio import MAX_PEAK, SAMPLE_RATE, check_detector, check_rate
+from mmdec.audio import SAMPLE_RATE, check_detector, check_rate
 from mmdec.audio.live import SpeechWindows, StreamResampler, Window
-from mmdec.audio.piped import BYTES, samples
+from mmdec.audio.piped import BYTES, PipedSound, is_wav, looks_like_a_file, pieces, samples, wav_stream
 from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
 from mmdec.decode.verify import RuleName
 from mmdec.drafters.last_hypothesis import LastHypothesis
@@ -27,14 +28,17 @@ from mmdec.hub.whisper import DEFAULT_MODEL
 from mmdec.pipelines.call import as_loaded, fitting
 from mmdec.pipelines.inputs import samples_of, whole_rate
 from mmdec.pipelines.threads import with_threads
-from mmdec.pipelines.transcription.request import AUTO_MARGIN, AudioContext, Timestamps, TranscriptionRequest
+from mmdec.pipelines.transcription.request import AUTO_MARGIN, AudioContext, Spoken, Timestamps, TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter, in_batches
 from mmdec.pipelines.transcription.transcript import Segment, Transcript
 from mmdec.types import InputError
 
+HEAD = 12  # bytes by which a file is told from samples
 CHAIN = 31  # tokens of the last text that are drafted at once
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+LOUDEST = 8.0  # of full scale; what is louder was not scaled
 Chunk = np.ndarray | Tensor | bytes
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True)
@@ -124,55 +128,57 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
 
 
 @final
+@dataclass(frozen=True)
+class StreamedSound:
+    """What arrives and when it is decoded: options of `transcribe_stream`, which documents them."""
+
+    sample_rate: int = SAMPLE_RATE
+    encoding: str = "s16"
+    every: float | None = 1.0
+    pause: float = 1.0
+    pauses: str = "energy"
+
+    def __post_init__(self) -> None:
+        check_rate(whole_rate(self.sample_rate))
+        check_choice("encoding", self.encoding, tuple(BYTES), "s16 is the usual one.")
+        if self.every is not None:
+            _check_seconds("every", self.every, 0.1, 30.0)
+        _check_seconds("pause", self.pause, SHORTEST_PAUSE, LONGEST_PAUSE)
+        check_detector(self.pauses)
+
+
+def _taken(kind: type[Taken], options: dict[str, Any]) -> Taken:
+    """The options that are fields of a dataclass, which are taken out."""
+    return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
+
+
+@final
 class LiveTranscriber:
     """The same as `transcribe_stream`, for callers that get sound by calls: `feed` each chunk, then `end`."""
 
-    def __init__(
-        self,
-        *,
-        sample_rate: int = SAMPLE_RATE,
-        encoding: str = "s16",
-        every: float | None = 1.0,
-        pause: float = 1.0,
-        pauses: str = "energy",
-        model: Model = DEFAULT_MODEL,
-        processor: Any = None,
-        drafter: DraftedBy = AUTO,
-        timestamps: Timestamps = None,
-        language: str | None = None,
-        task: str | None = "transcribe",
-        prompt: str | None = None,
-        audio_context: AudioContext = None,
-        rule: RuleName | None = None,
-        seed: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
-        threads: int | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, **options: Unpack[StreamOptions]) -> None:
         """The arguments are those of `transcribe_stream`. Raises InputError if one is refused."""
-        rate = whole_rate(sample_rate)
-        check_rate(rate)
-        check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
-        self._every = None if every is None else round(_seconds("every", every, 0.1, 30.0) * SAMPLE_RATE)
-        pause = _seconds("pause", pause, SHORTEST_PAUSE, LONGEST_PAUSE)
-        check_detector(pauses)
+        left = dict[str, Any](options)
+        sound, spoken = _taken(StreamedSound, left), _taken(Spoken, left)
+        threads = left.pop("threads", None)
         check_threads(threads)
-        whisper = as_loaded(WHISPER, model, processor, device, dtype)
-        self._decoding = DecodingOptions(as_drafter(whisper, drafter), rule, None, seed)
+        device, dtype = left.pop("device", None), left.pop("dtype", None)
+        whisper = as_loaded(WHISPER, left.pop("model", DEFAULT_MODEL), left.pop("processor", None), device, dtype)
+        drafter = as_drafter(whisper, left.pop("drafter", AUTO))
+        self._decoding = DecodingOptions(drafter, left.pop("rule", None), None, left.pop("seed", None))
         first = fitting(self._decoding, whisper.model)
-        spoken = (timestamps, language, task, prompt, audio_context)
-        self._request = request = TranscriptionRequest.of(whisper, first, options, 1, *spoken)
+        self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
         # Provisional text needs no times of words, and no silence up to 30 s; its tokens are nearly always the same.
         self._quick = replace(
             request,
             margin=AUTO_MARGIN if request.margin is None else request.margin,
-            timestamps="segment" if timestamps == "word" else timestamps,
+            timestamps="segment" if request.timestamps == "word" else request.timestamps,
         )
-        self._threads, self._encoding = threads, encoding
+        self._threads, self._encoding = threads, sound.encoding
+        self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
         self._half = b""  # bytes of a sample of which more will come
-        self._resampler = StreamResampler(rate)
-        self._windows = SpeechWindows(pause, whisper.extractor.n_samples, pauses)
+        self._resampler = StreamResampler(whole_rate(sound.sample_rate))
+        self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
         self._decoded: Window | None = None  # what was decoded last
         self._settled: Transcript | None = None  # its transcript, if it is what `transcribe` gives
         self._last: list[int] = []  # the tokens of the last text
@@ -213,11 +219,11 @@ class LiveTranscriber:
             sound = samples_of(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
-        wrong = ~(np.abs(sound) <= MAX_PEAK)  # also where it is NaN
+        wrong = ~(np.abs(sound) <= LOUDEST)  # also where it is NaN
         if wrong.any():
             raise InputError(
-                f"`chunks` must hold finite numbers, but {int(wrong.sum())} of {len(sound)} samples of one are NaN, "
-                "infinite or beyond any sound. Check `encoding`, or replace them."
+                f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {len(sound)} of one are NaN or "
+                f"beyond {LOUDEST:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
             )
         return sound.clip(-1.0, 1.0)
 
@@ -227,6 +233,7 @@ class LiveTranscriber:
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
         self._decoded = self._settled = None
+        self._last = []  # the next window has another text
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
@@ -254,12 +261,32 @@ class LiveTranscriber:
         return transcript
 
 
+def piped(
+    stream: BinaryIO, rate: int | None = None, encoding: str | None = None
+) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
+    """The sound of a pipe: samples without a header, a wav stream, or another sound file.
+
+    rate, encoding: of samples without a header. None: 16000 and "s16", unless the first bytes are those of a file.
+    Returns: the rate in Hz and samples (T,) as they come; for another sound file the whole of it, as a file object.
+    Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
+    """
+    if encoding is not None:
+        check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
+    head = stream.read(HEAD) if rate is None and encoding is None else b""
+    if is_wav(head):
+        sound = wav_stream(head, stream)
+    elif looks_like_a_file(head):
+        return io.BytesIO(head + stream.read())
+    else:
+        sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
+    return sound.rate, pieces(sound, stream)
+
+
 def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate:
     return StreamUpdate(window.start / SAMPLE_RATE, window.end / SAMPLE_RATE, final, transcript)
 
 
-def _seconds(name: str, value: object, least: float, most: float) -> float:
+def _check_seconds(name: str, value: object, least: float, most: float) -> None:
     """Check an argument in seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise InputError(f"`{name}` must be {least} to {most} seconds, but is {show(value)}. Leave it out.")
-    return float(value)

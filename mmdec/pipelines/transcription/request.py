@@ -87,6 +87,18 @@ def first_time(model: WhisperForConditionalGeneration) -> int:
 
 @final
 @dataclass(frozen=True)
+class Spoken:
+    """What is said and what is written of it: options of `transcribe`, which documents them."""
+
+    timestamps: Timestamps = None
+    language: str | Sequence[str] | None = None
+    task: str | None = "transcribe"
+    prompt: str | None = None
+    audio_context: AudioContext = None
+
+
+@final
+@dataclass(frozen=True)
 class TranscriptionRequest:
     """The options that apply to every recording of a call."""
 
@@ -107,11 +119,7 @@ class TranscriptionRequest:
         speculation: Speculation,
         options: Mapping[str, Any],
         recordings: int,
-        timestamps: Timestamps = None,
-        language: str | Sequence[str] | None = None,
-        task: str | None = "transcribe",
-        prompt: str | None = None,
-        audio_context: AudioContext = None,
+        spoken: Spoken,
     ) -> TranscriptionRequest:
         """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
 
@@ -119,6 +127,7 @@ class TranscriptionRequest:
             the call.
         """
         settings: Any = whisper.model.generation_config
+        timestamps, prompt = spoken.timestamps, spoken.prompt
         has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
             raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
@@ -132,14 +141,14 @@ class TranscriptionRequest:
                 "`alignment_heads`, but is 'word'. Set them, or ask for segments."
             )
         chosen = _options(settings, options)
-        chosen |= _task(settings, task)
+        chosen |= _task(settings, spoken.task)
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
         if prompt is not None and prompt.strip():
             chosen["prompt_ids"] = _prompt(whisper, prompt)
-        languages = _languages(settings, language, recordings)
+        languages = _languages(settings, spoken.language, recordings)
         calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
-        margin = _margin(audio_context)
+        margin = _margin(spoken.audio_context)
         given = tuple(options)
         return cls(whisper, speculation, timestamps, languages, chosen, has_timestamps, given, calibrations, margin)
 

@@ -40,7 +40,14 @@ from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitt
 from mmdec.pipelines.confidence import check_min_confidence, confidence, evidence
 from mmdec.pipelines.inputs import Audio, AudioList, read, recordings, silent
 from mmdec.pipelines.threads import with_threads
-from mmdec.pipelines.transcription.request import AudioContext, Timestamps, TranscriptionRequest, UsageMeter, first_time
+from mmdec.pipelines.transcription.request import (
+    AudioContext,
+    Spoken,
+    Timestamps,
+    TranscriptionRequest,
+    UsageMeter,
+    first_time,
+)
 from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, beginnings, words
 from mmdec.targets.whisper import attention_restored, without_own_warnings
 from mmdec.targets.whisper_call import can_twin
@@ -164,8 +171,8 @@ def transcribe(
     batch.check_listener("on_round", on_round, "a function of a round", "Transcribe them one by one.")
     whisper = as_loaded(WHISPER, model, processor, device, dtype)
     decoding = DecodingOptions(as_drafter(whisper, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
-    spoken = (timestamps, language, task, prompt, audio_context)
-    request = TranscriptionRequest.of(whisper, fitting(decoding, whisper.model), options, len(batch), *spoken)
+    spoken = Spoken(timestamps, language, task, prompt, audio_context)
+    request = TranscriptionRequest.of(whisper, fitting(decoding, whisper.model), options, len(batch), spoken)
     with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
         return batch.run(
             lambda given: request.check(read(given, sample_rate, silence=True)),
@@ -259,19 +266,7 @@ def transcribe_batch(
     with locks, without_own_warnings():
         stopwatch.lap()  # exclude the time spent waiting for the model's lock
         meter.start()
-        try:
-            output: Any = meter.model.generate(
-                **inputs, **arguments, custom_generate=meter, monitor_progress=meter.window
-            )
-        except (InputError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except _CallerError as error:
-            raise error.own from None
-        except Exception as error:
-            # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
-            if isinstance(error, ValueError) or not meter.prompts:
-                raise options_error(request.given, error, option_names(model)) from error
-            raise
+        output = _generated(request, meter, {**inputs, **arguments})
     codes = _languages(request.whisper, meter.prompts)
     texts = [
         _segments(request, segments, code, len(samples) / SAMPLE_RATE)
@@ -300,6 +295,21 @@ def transcribe_batch(
         for tokens in [[token for segment in segments for token in segment.tokens]]
         for seen in [evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(model), len(samples))}]
     ]
+
+
+def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
+    """The output of `generate`. Raises InputError for an option that it refuses, and the caller's own exceptions."""
+    try:
+        return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except _CallerError as error:
+        raise error.own from None
+    except Exception as error:
+        # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
+        if isinstance(error, ValueError) or not meter.prompts:
+            raise options_error(request.given, error, option_names(request.whisper.model)) from error
+        raise
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:

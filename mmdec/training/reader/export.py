@@ -19,6 +19,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.heard_translator import HeardParts, save_heard
@@ -29,7 +32,7 @@ from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.nn.voice import PhoneVoice
-from mmdec.phonetics.ngram import NGram
+from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.phonetics.pieces import HEARD, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.training.checkpoints import newest
@@ -58,6 +61,7 @@ class Runs:
 
 OPTIONAL = ("ngram", "model")
 NGRAM_ENTRIES = 80_000  # of its trigrams: 0.7 MB
+LEVELS = 255  # of its stored log-probabilities
 
 
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None, card: str | None = None) -> Path:
@@ -126,7 +130,56 @@ def piece_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
     texts = dict.fromkeys(heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
     sentences = ([str(piece) for piece in pieces.encode(text)] for text in texts)
     known = (str(piece) for piece in range(len(HEARD), len(pieces)))
-    return PieceNGram.pack(NGram.build(sentences, order=3, vocabulary=known, max_entries=NGRAM_ENTRIES), len(pieces))
+    return packed(NGram.build(sentences, order=3, vocabulary=known, max_entries=NGRAM_ENTRIES), len(pieces))
+
+
+def packed(model: NGram, pieces: int) -> PieceNGram:
+    """Store a trigram whose tokens are the ids of pieces, as text. Raises InputError for one of another order."""
+    if model.order != 3:
+        raise InputError(f"`model` must be a trigram, but its order is {model.order}. Build it with order 3.")
+    ids = {START: pieces, END: pieces + 1}
+    number = {token: ids[token] if token in ids else int(token) for token in (*model.successors[""], START)}
+    base = pieces + 2
+    unigrams, backoff = torch.full((base,), model.unknown), torch.zeros(base)
+    for token, value in model.successors[""].items():
+        unigrams[number[token]] = value
+    rows: dict[int, dict[int, tuple[float, float]]] = {}
+    deeper: dict[tuple[int, int], dict[int, float]] = {}
+    for context, followers in model.successors.items():
+        known = [number[token] for token in context.split()]
+        if len(known) == 1:
+            backoff[known[0]] = model.backoff.get(context, 0.0)
+            rows[known[0]] = {
+                number[token]: (value, model.backoff.get(f"{context} {token}", 0.0))
+                for token, value in followers.items()
+            }
+        elif known:
+            deeper[known[0], known[1]] = {number[token]: value for token, value in followers.items()}
+    pairs = [(a, b) for a in sorted(rows) for b in sorted(rows[a])]
+    triples = [(a, b, c) for a, b in pairs for c in sorted(deeper.get((a, b), {}))]
+    values = {
+        "bigrams": [rows[a][b][0] for a, b in pairs],
+        "bigram_backoff": [rows[a][b][1] for a, b in pairs],
+        "trigrams": [deeper[a, b][c] for a, b, c in triples],
+    }
+    steps = torch.tensor([-max((-value for value in row), default=0.0) / LEVELS for row in values.values()])
+    arrays: dict[str, Tensor] = {
+        name: (torch.tensor(row) / min(step, -1e-9)).round().clamp(0, LEVELS).to(torch.uint8)
+        for (name, row), step in zip(values.items(), steps.tolist(), strict=True)
+    }
+    counts = torch.zeros(base, dtype=torch.int32)
+    for a, row in rows.items():
+        counts[a] = len(row)
+    arrays |= {
+        "unigrams": unigrams,
+        "backoff": backoff,
+        "steps": steps,
+        "bigram_counts": counts,
+        "bigram_pieces": torch.tensor([b for _, b in pairs], dtype=torch.int16),
+        "trigram_counts": torch.tensor([len(deeper.get(pair, {})) for pair in pairs], dtype=torch.int16),
+        "trigram_pieces": torch.tensor([c for _, _, c in triples], dtype=torch.int16),
+    }
+    return PieceNGram(pieces, arrays)
 
 
 def _same_pieces(part: str, wanted: object, found: object) -> None:

@@ -19,9 +19,8 @@ from transformers import (
     SiglipImageProcessor,
 )
 
-from mmdec.hub.publish import whole_folder, write_provenance
+from mmdec.hub.publish import CARD, whole_folder, write_provenance
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.provenance import CARD
 from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.vlm.module import VlmModule
 from mmdec.training.vlm.network import Shape

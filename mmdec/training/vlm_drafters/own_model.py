@@ -148,13 +148,13 @@ def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) 
 
 def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
     """The run as a recipe of `python -m mmdec.training`. at: when it ends, in seconds since 1970."""
-    config, folder, on_gpu = data.teacher.config, run.output, torch.cuda.is_available()
+    config = data.teacher.config
     size, vocabulary = config.hidden_size, config.vocab_size
     batch = 8 if size <= 1024 else 2
     steps = min(len(data.parts["train"]) // batch, MOST_STEPS, round(STEPS_A_MINUTE * run.minutes))
     steps = max(steps, 10)
     options: Recipe = {
-        "unroll": 7 if on_gpu else 4,
+        "unroll": 7 if torch.cuda.is_available() else 4,
         "unroll_decay": 0.8,
         "noise": 0.0,
         "optimizer": "muon",
@@ -167,37 +167,9 @@ def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
     }
     if run.system == "eagle3" and vocabulary > ALL_TOKENS:
         options["draft_vocab"] = 32_000 if size >= LARGE else MANY_TOKENS
-    log = {"save_dir": str(folder), "name": "log", "version": ""}
-    checkpoint = {
-        "dirpath": str(folder / "checkpoints"),
-        "filename": "{step}",
-        "save_last": True,
-        "save_top_k": 1,
-        "monitor": "step",
-        "mode": "max",
-        "every_n_epochs": 1,
-        "save_on_train_epoch_end": True,
-        "enable_version_counter": False,
-    }
     recipe: Recipe = {
         "seed_everything": 1,
-        "trainer": {
-            "accelerator": "gpu" if on_gpu else "cpu",
-            "devices": 1,
-            "precision": "bf16-mixed",
-            "use_distributed_sampler": False,
-            "reload_dataloaders_every_n_epochs": 1,
-            "max_epochs": 1_000_000,
-            "gradient_clip_val": 0.5,
-            "num_sanity_val_steps": 0,
-            "check_val_every_n_epoch": 1,
-            "log_every_n_steps": 10,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "default_root_dir": str(folder),
-            "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": log},
-            "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": checkpoint}],
-        },
+        "trainer": _trainer(run.output),
         "model": {"class_path": modules()[run.system], "init_args": options},
         "data": {
             "class_path": "mmdec.training.vlm_drafters.data.DraftData",
@@ -211,6 +183,39 @@ def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
     }
     set_deadline(recipe, run.system, at, decay=True)
     return recipe
+
+
+def _trainer(folder: Path) -> Recipe:
+    """A recipe's trainer, which writes into a run's folder."""
+    log = {"save_dir": str(folder), "name": "log", "version": ""}
+    checkpoint = {
+        "dirpath": str(folder / "checkpoints"),
+        "filename": "{step}",
+        "save_last": True,
+        "save_top_k": 1,
+        "monitor": "step",
+        "mode": "max",
+        "every_n_epochs": 1,
+        "save_on_train_epoch_end": True,
+        "enable_version_counter": False,
+    }
+    return {
+        "accelerator": "gpu" if torch.cuda.is_available() else "cpu",
+        "devices": 1,
+        "precision": "bf16-mixed",
+        "use_distributed_sampler": False,
+        "reload_dataloaders_every_n_epochs": 1,
+        "max_epochs": 1_000_000,
+        "gradient_clip_val": 0.5,
+        "num_sanity_val_steps": 0,
+        "check_val_every_n_epoch": 1,
+        "log_every_n_steps": 10,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": str(folder),
+        "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": log},
+        "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": checkpoint}],
+    }
 
 
 def _features(data: DraftData) -> float:

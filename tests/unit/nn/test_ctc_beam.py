@@ -11,6 +11,7 @@ import torch
 from mmdec.nn.ctc_beam import BONUS, WEIGHT, PieceNGram, likeliest, read_pieces
 from mmdec.nn.ctc_head import BLANK, best_pieces, collapse
 from mmdec.phonetics.ngram import END, START, NGram
+from mmdec.training.reader.export import packed
 from mmdec.types import InputError
 
 PIECES = 6
@@ -21,13 +22,13 @@ def trigram() -> NGram:
     return NGram.build([[str(piece) for piece in text] for text in TEXTS], vocabulary=map(str, range(1, PIECES)))
 
 
-def packed() -> PieceNGram:
-    return PieceNGram.pack(trigram(), PIECES)
+def stored() -> PieceNGram:
+    return packed(trigram(), PIECES)
 
 
 @pytest.mark.parametrize("text", list(itertools.product(range(1, PIECES), repeat=3)))
 def test_the_packed_trigram_scores_as_the_one_it_was_made_of(text: tuple[int, ...]) -> None:
-    plain, model = trigram(), packed()
+    plain, model = trigram(), stored()
     before, last, total = PIECES, PIECES, 0.0
     context, wanted = plain.advance("", START), 0.0
     for piece in (*text, PIECES + 1):
@@ -39,7 +40,7 @@ def test_the_packed_trigram_scores_as_the_one_it_was_made_of(text: tuple[int, ..
 
 
 def test_stored_arrays_make_the_same_model_again() -> None:
-    model = packed()
+    model = stored()
     again = PieceNGram(PIECES, {name: value.clone() for name, value in model.arrays.items()})
     assert (again.bigrams, again.trigrams, again.bigram_backoff) == (
         model.bigrams,
@@ -50,14 +51,14 @@ def test_stored_arrays_make_the_same_model_again() -> None:
 
 @pytest.mark.parametrize("name", ["unigrams", "bigram_counts", "trigram_pieces", "steps"])
 def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
-    arrays = packed().arrays
+    arrays = stored().arrays
     with pytest.raises(InputError, match="`ngram` must"):
         PieceNGram(PIECES, {**arrays, name: arrays[name][:-1]})
 
 
 def test_a_trigram_alone_is_packed() -> None:
     with pytest.raises(InputError, match="must be a trigram"):
-        PieceNGram.pack(NGram.build([["1"]], order=2), PIECES)
+        packed(NGram.build([["1"]], order=2), PIECES)
 
 
 def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
@@ -77,7 +78,7 @@ def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_search_finds_the_best_of_all_texts(seed: int) -> None:
-    draw, model = torch.Generator().manual_seed(seed), packed()
+    draw, model = torch.Generator().manual_seed(seed), stored()
     logprobs = (1.5 * torch.randn(4, PIECES, generator=draw)).log_softmax(-1).numpy()
     assert tuple(likeliest(logprobs, model)[0]) == best_text(logprobs, model)
 
@@ -87,13 +88,13 @@ def test_what_is_surely_heard_is_written_and_what_is_not_is_spelt_by_the_ngram()
     for frame, piece in enumerate([1, 0, 2, 0, 3, 0, 0, 0]):
         sure[0, frame, piece] = 3.0
     lengths = torch.tensor([8])
-    heard = read_pieces(sure, lengths, packed(), 3)
+    heard = read_pieces(sure, lengths, stored(), 3)
     assert heard.pieces[0, :, 0].tolist() == [1, 2, 3]
     assert heard.frames.tolist() == [[0, 2, 4]]
     unsure = sure.clone()
     unsure[0, 4, 5], unsure[0, 4, 3] = 3.0, 2.5  # 1 2 5 was never said
     assert best_pieces(unsure, lengths, 3).pieces[0, :, 0].tolist() == [1, 2, 5]
-    found = read_pieces(unsure, lengths, packed(), 3)
+    found = read_pieces(unsure, lengths, stored(), 3)
     assert found.pieces[0, :, 0].tolist() == [1, 2, 3]
     assert found.pieces[0, 2, 1] == 5  # the other stays beside it
     assert found.weights.sum(-1) == pytest.approx(torch.ones(1, 3))
@@ -101,7 +102,7 @@ def test_what_is_surely_heard_is_written_and_what_is_not_is_spelt_by_the_ngram()
 
 
 def test_rows_are_the_same_alone_and_beside_others() -> None:
-    draw, model = torch.Generator().manual_seed(3), packed()
+    draw, model = torch.Generator().manual_seed(3), stored()
     logits, lengths = 2 * torch.randn(3, 9, PIECES, generator=draw), torch.tensor([9, 4, 6])
     logits[2, :, BLANK] = 50.0  # nothing is heard
     together = read_pieces(logits, lengths, model, 3)

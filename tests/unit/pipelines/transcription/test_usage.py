@@ -9,7 +9,7 @@ import torch
 
 import mmdec
 from mmdec.hub.whisper import LoadedWhisper
-from mmdec.pipelines.transcription.request import TranscriptionRequest, UsageMeter
+from mmdec.pipelines.transcription.request import Spoken, TranscriptionRequest, UsageMeter
 from tests.conftest import buzz
 from tests.support.short_transcripts import transcribe
 
@@ -69,7 +69,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     assert set(hooks) == {0}
     speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
     meter = UsageMeter(whisper.model, speculation, 2)
-    call = TranscriptionRequest.of(whisper, speculation, {}, 2, language="en")
+    call = TranscriptionRequest.of(whisper, speculation, {}, 2, Spoken(language="en"))
     samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
     found: Any = meter.model.generate(
         **call.features(samples),
