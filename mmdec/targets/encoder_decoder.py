@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers beside Whisper as targets: T5, BART, Marian, NLLB, Moonshine, Speech2Text and kin.
+"""Encoder-decoders of transformers as targets: T5, BART, Marian, NLLB, Moonshine, Speech2Text, SeamlessM4T and kin.
 
 Their decoders count positions by columns of the cache, so that the rows of a batch could not grow by different numbers
 of tokens, and the nodes of a tree could not share a depth. A run therefore calls the model through a copy that shares
@@ -23,9 +23,15 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.decode.tree import single
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
-from mmdec.targets.hf_target import HfTarget, check_layers, model_name, recording
-from mmdec.targets.whisper import ATTENTION, output_states
-from mmdec.targets.whisper_call import shallow
+from mmdec.targets.hf_target import (
+    HfTarget,
+    check_attention,
+    check_layers,
+    model_name,
+    output_states,
+    recording,
+    shallow,
+)
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 # tests/exactness/test_encoder_decoders.py tries each with a small random model
@@ -173,11 +179,7 @@ class EncoderDecoderTarget(HfTarget):
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises InputError if the model's attention implementation cannot take tree masks."""
         config: Any = model.config.get_text_config(decoder=True)
-        if config._attn_implementation not in ATTENTION:
-            raise InputError(
-                f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {config._attn_implementation}: "
-                'it takes no tree. Call `model.set_attn_implementation("sdpa")`.'
-            )
+        check_attention(config)
         self.model = model
         self.decoder: Any = cast(Any, model).get_decoder()
         self.vocab_size: int = cast(Any, model.get_output_embeddings()).weight.shape[0]
@@ -417,5 +419,5 @@ def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[i
 
 
 def encoder_decoders() -> str:
-    """The supported families besides Whisper, for errors."""
+    """The supported families, for errors."""
     return ", ".join(FAMILIES.split())
