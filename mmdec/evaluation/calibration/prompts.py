@@ -26,7 +26,7 @@ from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.pipelines.description.describe import read_question
 from mmdec.pipelines.description.prompts import render, tensors, user_message
 from mmdec.training.corpora.admission import STRICT
-from mmdec.training.corpora.image_text import IMAGE, SPEAKERS
+from mmdec.training.corpora.chats import IMAGE, SPEAKERS
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, shown, text_lines
 from mmdec.types import InputError
 

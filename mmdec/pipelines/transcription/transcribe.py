@@ -36,7 +36,7 @@ from mmdec.generation.speculation import option_names
 from mmdec.hub.ctc import SYSTEM as CTC
 from mmdec.hub.find import drafter_by_name, kind
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
-from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting
+from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting, numbered
 from mmdec.pipelines.confidence import check_min_confidence, confidence, evidence
 from mmdec.pipelines.inputs import Audio, AudioList, read, recordings, silent
 from mmdec.pipelines.threads import with_threads
@@ -152,7 +152,8 @@ def transcribe(
     threads: as for `translate_speech`.
     progress: called with the seconds of sound done and in total. An exception from it ends the call.
     min_confidence: in [0, 1]: refuse transcripts whose `confidence` is lower. Default None: refuse none.
-    on_round: called with each `Round` of the decoder; for one recording only. An exception from it ends the call.
+    on_round: called with each `Round` of the decoder; its `rows` count the recordings of the call. An exception from it
+        ends the call.
     options: arguments of `generate`: temperature (a tuple is the fallback ladder), logprob_threshold,
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
         max_new_tokens,
@@ -168,7 +169,7 @@ def transcribe(
     least = check_min_confidence(min_confidence)
     batch = recordings(audio, sample_rate)
     check_callable("progress", progress, "a function of the seconds done and all seconds")
-    batch.check_listener("on_round", on_round, "a function of a round", "Transcribe them one by one.")
+    check_callable("on_round", on_round, "a function of a round")
     whisper = as_loaded(WHISPER, model, processor, device, dtype)
     decoding = DecodingOptions(as_drafter(whisper, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
     spoken = Spoken(timestamps, language, task, prompt, audio_context)
@@ -256,7 +257,7 @@ def transcribe_batch(
     inputs = request.features(recordings)
     features = stopwatch.lap()
     speculation = request.speculation
-    listeners = (_of_caller(on_window), _of_caller(speculation.options.on_round))
+    listeners = (_of_caller(on_window), _of_caller(numbered(speculation.options.on_round, indices)))
     begins = None
     if request.timestamps == "word":
         begins = partial(beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))

@@ -60,8 +60,20 @@ def test_rounds_are_heard(whisper: LoadedWhisper) -> None:
     heard = [token for one in rounds for token in one.tokens[0]]
     assert out.tokens
     assert heard[: len(out.tokens)] == out.tokens
-    with pytest.raises(InputError, match="`on_round` must be None for a list"):
-        transcribe([buzz(1.0)], model=whisper, on_round=rounds.append)
+    many: list[Round] = []
+    silence = np.zeros(8000, np.float32)
+    outs = transcribe(
+        [buzz(0.6), silence, buzz(2.4), buzz(0.8)],
+        model=whisper,
+        drafter="lookup",
+        batch_size=2,
+        on_round=many.append,
+    )
+    for index, out in enumerate(outs):  # of several batches and windows, and beside one that is not decoded
+        pairs = [pair for one in many for pair in zip(one.rows, one.tokens, strict=True)]
+        mine = [tokens for row, tokens in pairs if row == index]
+        assert len(mine) == out.rounds
+        assert [token for tokens in mine for token in tokens][: len(out.tokens)] == out.tokens or out.windows > 1
 
     def broken(one: Round) -> None:
         raise ValueError("mine")
