@@ -25,11 +25,11 @@ from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
-from mmdec.targets.families import ARGUMENTS, STATE_CACHE, has_states
+from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget, check_layers, model_name
 from mmdec.targets.scans import DraftReader
-from mmdec.targets.states import StateStore, attention_layers
+from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, has_states
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
