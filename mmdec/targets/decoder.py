@@ -61,10 +61,8 @@ class TextPrompt:
                 f"but holds {unknown or sorted(inputs)}. Leave the others out."
             )
         cache: Any = inputs.get("past_key_values")
-        if isinstance(cache, EncoderDecoderCache):
-            raise InputError("`past_key_values` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
         if cache is not None:
-            check_cache(cache)
+            _check_given(cache)
         past = 0 if cache is None else cached_columns(cache)
         given_mask = inputs.get("attention_mask")
         if past and given_mask is None:
@@ -152,6 +150,13 @@ class TextPrompt:
     def rows(self) -> RowLayout:
         """The layout of the rows once padding inside them is removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
+
+
+def _check_given(cache: Any) -> None:
+    """Raise InputError for a caller's cache from which drafts cannot be taken back."""
+    if isinstance(cache, EncoderDecoderCache):
+        raise InputError("`past_key_values` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
+    check_cache(cache)
 
 
 def cached_columns(cache: DynamicCache) -> int:
@@ -463,7 +468,7 @@ class DecoderTarget(HfTarget, ABC):
         cache = inputs.get("past_key_values")
         if cache is None or inputs.get("attention_mask") is not None:
             return inputs
-        check_cache(cache)
+        _check_given(cache)
         if not cached_columns(cache):
             return inputs
         # `generate` records the length; older releases compute positions from the mask instead
