@@ -29,7 +29,7 @@ from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget, check_layers, model_name
 from mmdec.targets.scans import DraftReader
-from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, has_states
+from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, has_states, release
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -425,6 +425,7 @@ class DecoderTarget(HfTarget, ABC):
         Needs one pass over the missing columns, or none if the run itself filled the cache.
         """
         cache: DynamicCache = inputs["past_key_values"]
+        release(cache)
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         given = inputs.get("attention_mask")
         columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]

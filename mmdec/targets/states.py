@@ -133,6 +133,16 @@ def attention_layers(cache: DynamicCache) -> list[Any]:
     return [layer for layer in cast(list[Any], cache.layers) if isinstance(layer, DynamicLayer)]
 
 
+def release(cache: DynamicCache) -> None:
+    """Make the states that a run left in a cache writable: it runs in inference mode, whose tensors no other code may
+    change in place, as the layers of some models do."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            for held in (layer.conv_states, layer.recurrent_states):
+                with torch.inference_mode(False):
+                    held.update({i: one.clone() for i, one in held.items() if one is not None and one.is_inference()})
+
+
 @final
 class StateStore:
     """A run's cache after its prompt, if it has states: they, the rows' backlogs, and a pool of keys and values."""
