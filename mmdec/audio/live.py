@@ -46,27 +46,52 @@ class StreamResampler:
 
 @final
 class VoiceGate:
-    """Tells of each block of a stream whether somebody speaks in it, by what was heard so far."""
+    """Tells of each block of a stream whether somebody speaks in it, by what was heard so far.
+
+    The noise of a room is known after a second of it. Until then blocks wait, so that noise at the beginning of a
+    stream does not pass for a voice.
+    """
 
     def __init__(self, detector: str = ENERGY) -> None:
         """detector: "energy", or "webrtc" (extra `mmdec[vad]`). Raises InputError for another, or if it is missing."""
         check_detector(detector)
         self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
-        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
+        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # of each block's frames, but for deep silence
+        self._settled = detector != ENERGY  # whether the noise is known
+        self._waiting: list[tuple[Tensor, np.ndarray]] = []  # blocks and their levels, until it is
 
-    def voiced(self, block: Tensor) -> bool:
-        """block: samples (BLOCK,), the next of the stream."""
+    @property
+    def waiting(self) -> int:
+        """Number of blocks that wait."""
+        return len(self._waiting)
+
+    def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
+        """block: samples (BLOCK,), the next of the stream. Returns the next blocks, and whether each holds a voice."""
         frames = block.reshape(FRAMES, STEP)
         if self._webrtc is not None:
             integers = (frames.clamp(-1, 1) * 32767).to(torch.int16).numpy().astype("<i2")
             spoken = sum(self._webrtc.is_speech(frame.tobytes(), SAMPLE_RATE) for frame in integers)
-            return spoken >= VOICED
+            return [(block, spoken >= VOICED)]
         level = (frames - block.mean()).square().mean(1).sqrt().numpy()  # a microphone may add a constant
-        self._levels.append(level)
+        audible = bool((level >= FAINT).any())
+        self._levels.append(level[level >= FAINT])  # a microphone that was off says nothing about the room
+        if not audible and not self._waiting:
+            return [(block, False)]
+        if self._settled:
+            return [(block, audible and self._voiced(level))]
+        self._waiting.append((block, level))
+        return self.end() if len(self._waiting) == SETTLED else []
+
+    def end(self) -> list[tuple[Tensor, bool]]:
+        """The blocks that still wait, when no other follows."""
+        told = [(block, self._voiced(level)) for block, level in self._waiting]
+        self._waiting, self._settled = [], True
+        return told
+
+    def _voiced(self, level: np.ndarray) -> bool:
         heard = np.concatenate(self._levels)
-        noise = float(np.quantile(heard, 0.1)) if len(self._levels) >= SETTLED else 0.0
-        least = max(FAINT, float(np.quantile(heard, 0.95)) * BELOW_LOUD, noise * ABOVE_NOISE)
-        return int((level >= least).sum()) >= VOICED
+        noise, loud = np.quantile(heard, [0.1, 0.95])
+        return int((level >= max(loud * BELOW_LOUD, noise * ABOVE_NOISE)).sum()) >= VOICED
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,7 @@ class SpeechWindows:
     @property
     def heard(self) -> int:
         """Samples of the stream so far."""
-        return self._start + len(self._blocks) * BLOCK + len(self._rest)
+        return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
     def add(self, samples: Tensor) -> list[Window]:
         """Append 16 kHz samples (T,) to the stream. Returns the windows that they close."""
@@ -110,19 +135,17 @@ class SpeechWindows:
         count = len(whole) // BLOCK
         for index in range(count):
             block = whole[index * BLOCK : (index + 1) * BLOCK]
-            closed += self._add(block.clone() if count == 1 else block)
+            closed += self._add(self._gate.add(block.clone() if count == 1 else block))
         self._rest = whole[count * BLOCK :].clone()
         return closed
 
     def end(self) -> list[Window]:
         """End the stream. Returns the window that this closes, if one is open."""
         rest, self._rest = self._rest, torch.zeros(0)
-        closed = list[Window]()
+        told = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
+        closed = self._add([*told, *self._gate.end()])
         if len(rest):
-            padded = torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))
-            closed += self._add(padded)
-            if self._blocks:
-                self._blocks[-1] = self._blocks[-1][: len(rest)]
+            self._blocks[-1] = self._blocks[-1][: len(rest)]
         if any(self._voiced):
             closed += self._close(min(self._last() + TAIL, len(self._blocks)))
         return closed
@@ -135,16 +158,18 @@ class SpeechWindows:
         cut = self._last() + TAIL
         return Window(self._start, torch.cat(self._blocks[:cut])), cut <= len(self._blocks)
 
-    def _add(self, block: Tensor) -> list[Window]:
-        self._blocks.append(block)
-        self._voiced.append(self._gate.voiced(block))
-        if not any(self._voiced):
-            self._drop(len(self._blocks) - LEAD)
-        elif len(self._blocks) - self._last() >= self._pause:
-            return self._close(self._last() + TAIL)
-        elif len(self._blocks) >= self._most:
-            return self._close(self._pause_inside())
-        return []
+    def _add(self, told: list[tuple[Tensor, bool]]) -> list[Window]:
+        closed = list[Window]()
+        for block, voiced in told:
+            self._blocks.append(block)
+            self._voiced.append(voiced)
+            if not any(self._voiced):
+                self._drop(len(self._blocks) - LEAD)
+            elif len(self._blocks) - self._last() >= self._pause:
+                closed += self._close(self._last() + TAIL)
+            elif len(self._blocks) >= self._most:
+                closed += self._close(self._pause_inside())
+        return closed
 
     def _last(self) -> int:
         """Number of blocks up to the last voice."""

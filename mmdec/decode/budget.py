@@ -36,7 +36,7 @@ Nodes = int | tuple[int, int] | None
 CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
 TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
 FIRST = 3  # nodes of the first chain
-FIRST_WITH_PRIOR = 7  # nodes of the first draft where the drafter's chances are known beforehand
+FIRST_WITH_PRIOR = 7  # the same where the drafter's chances are known, beforehand or by itself
 RELIABLE = 0.5  # below this acceptance of the first node, a single slow timing counts too
 NEARLY_BEST = 0.93  # rates above this part of the best count as equal: seconds are noisy
 MARGIN = 1.02  # the expected gain over plain decoding must be at least this
@@ -235,7 +235,7 @@ class Budget:
         # Converted to seconds of the curves that are used for planning:
         affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
         chances = acceptance.chain()
-        first = FIRST_WITH_PRIOR if has_prior else FIRST
+        first = FIRST_WITH_PRIOR if has_prior or self._stops else FIRST
         # the first draft has one node, which measures the drafter's cost
         reach = max(first + 1, 2 * target.reach) if chain.reach else 2
         rated = self._rated(target, chain, tree, chances, reach)

@@ -25,6 +25,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 
 STATES = 50  # of the encoder in a second
 TIMES = 50  # timestamps in a second
+COLUMNS = 100  # of the encoder's input in a second
 FLOOR = 6.0  # log-probability that one frame may cost at most: what was never heard must still be aligned
 EQUAL = 1e-3  # paths whose log-probabilities differ by less are equally good
 WIDTH = 6  # texts that a beam search keeps
@@ -35,6 +36,7 @@ WEIGHT, LENGTH = 0.5, 1.0  # of the n-gram's log-probability, and what each piec
 UNHEARD = -2.0  # log-probability that a token costs at least when it is not what was heard
 EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
 ENDS = 0.7  # chance that a text ends where nothing more is heard
+SILENCE = 3 * STATES  # states after the sound that the head reads, as in training
 
 
 class PieceModel(Protocol):
@@ -197,18 +199,30 @@ class Row:
     timed: bool  # whether the decode writes timestamps
     first_time: int
     waiting: list[int] = field(default_factory=list[int])
-    alignment: Alignment | None = None
+    alignment: Alignment | None = None  # None: the head does not know the language
     last: int = -1
     before: int = -1
     unheard: bool = False  # whether the last token is not what was heard
     context: str = ""  # of the n-gram
 
 
+def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
+    """How many of the states (B, S, D) a head reads: those of the sound and of some silence after it.
+
+    sound: (B, mels, T) what was encoded. The padding after a recording has equal columns. None: all states are read.
+    """
+    size = states.shape[1]
+    if sound is None:
+        return [size] * len(states)
+    differs = (sound != sound[..., -1:]).any(1)  # (B, T)
+    ends = (differs * torch.arange(1, differs.shape[1] + 1, device=sound.device)).amax(1)
+    return [min(end * STATES // COLUMNS + SILENCE, size) for end in ends.tolist()]
+
+
 @dataclass
 class Memory:
-    """The drafter's state of a run. The head reads the states only at the first draft."""
+    """The drafter's state of a run."""
 
-    states: Tensor  # (B, S, D)
     rows: list[Row]
 
 
@@ -219,17 +233,25 @@ class Ctc:
     needs = Needs(memory=True, stops=True)
 
     def __init__(
-        self, head: CtcHead, pieces: TokenPieces, first_time: int, end: int, model: PieceModel | None = None
+        self,
+        head: CtcHead,
+        pieces: TokenPieces,
+        first_time: int,
+        end: int,
+        model: PieceModel | None = None,
+        languages: Sequence[int] = (),
     ) -> None:
         """head: reads the encoder's states. pieces: what it writes. first_time: the token of 0 seconds. end: the token
         that ends a text. model: an n-gram of pieces, by number (`piece_ngram`); None: the best path alone.
+        languages: tokens of the languages that the head knows. Rows whose prompt has none of them are decoded plainly.
+            Empty: it drafts whatever the language.
         """
         if head.config.pieces != len(pieces):
             raise InputError(
                 f"`pieces` must be the {head.config.pieces} that the head writes, but are {len(pieces)}. Use its own."
             )
         self.head, self.pieces, self.first_time, self.end = head.eval(), pieces, first_time, end
-        self.model = model
+        self.model, self.languages = model, frozenset(languages)
 
     @property
     def name(self) -> str:
@@ -254,23 +276,26 @@ class Ctc:
             raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
 
     def start(self, context: Context) -> Memory:
-        """Store the encoder's states; nothing is computed yet."""
+        """Read the encoder's states of the rows whose language the head knows, up to the end of their sound."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>
         begun = "" if self.model is None else self.model.beginning
-        return Memory(
-            context.memory, [Row(int(row[-1]) != untimed, self.first_time, context=begun) for row in context.tokens]
-        )
+        prompts = context.tokens.tolist()
+        rows = [Row(row[-1] != untimed, self.first_time, context=begun) for row in prompts]
+        known = [at for at, row in enumerate(prompts) if not self.languages or not self.languages.isdisjoint(row)]
+        if known:
+            read = heard_states(context.memory, context.sound)
+            heard = self._listen(context.memory[known], [read[at] for at in known])
+            for at, logprobs in zip(known, heard, strict=True):
+                rows[at].alignment = Alignment(logprobs)
+        return Memory(rows)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row: the head's transcript after the accepted text, as far as the head is sure."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
-        if memory.rows[0].alignment is None:
-            for row, logprobs in zip(memory.rows, self._listen(memory.states), strict=True):
-                row.alignment = Alignment(logprobs)
         return chains(roots, [self._chain(row, depth, plan.threshold) for row in memory.rows])
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -281,20 +306,22 @@ class Ctc:
     def select(self, memory: Memory, live: Tensor) -> None:
         """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory.rows = [memory.rows[index] for index in live.tolist()]
-        memory.states = memory.states[live.to(memory.states.device)]
 
     @torch.inference_mode()
-    def _listen(self, states: Tensor) -> np.ndarray:
-        """Run the head over states (B, S, D). Returns the log-probabilities (B, F, V) of the pieces."""
+    def _listen(self, states: Tensor, read: Sequence[int]) -> list[np.ndarray]:
+        """Run the head over states (B, S, D), of which `read` count in each row. Returns each row's log-probabilities
+        (F, V) of the pieces."""
         weight = self.head.output.weight
-        lengths = torch.full((len(states),), states.shape[1], device=weight.device)
-        logits, _ = self.head(states.to(weight), lengths)
-        return logits.float().log_softmax(-1).cpu().numpy()
+        lengths = torch.tensor(read, device=weight.device)
+        logits, frames = self.head(states[:, : max(read)].to(weight), lengths)
+        rows = logits.float().log_softmax(-1).cpu().numpy()
+        return [row[:count] for row, count in zip(rows, frames.tolist(), strict=True)]
 
     def _chain(self, row: Row, depth: int, threshold: float) -> list[int]:
         """The tokens below a row's root."""
         alignment = row.alignment
-        assert alignment is not None
+        if alignment is None:
+            return []
         score = alignment.score()
         for token in row.waiting:
             if token >= self.first_time and row.last < self.first_time and row.last >= 0:

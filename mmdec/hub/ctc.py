@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ TABLES = ("pieces", "merges", "alphabet")
 
 @dataclass(frozen=True)
 class HeardTokens:
-    """What the drafter knows of the model's tokens. base: the model's name. vocab_size: its number of tokens."""
+    """What the drafter knows of the model's tokens. base: the model's name. vocab_size: its number of tokens.
+    languages: tokens of the languages that the head knows; empty: any."""
 
     first_time: int  # id of the timestamp token of 0 seconds
     end: int  # id of the token that ends a text
     vocab_size: int
     base: str = ""
+    languages: Sequence[int] = ()
 
 
 def token_merges(tokenizer: Any) -> Merges:
@@ -96,7 +98,8 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
                 f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
                 f"{tokens.base or 'another model'}; use a drafter trained for this model."
             )
-    return Ctc(head.to(model.device, model.dtype), pieces, tokens.first_time, tokens.end, ngram)
+    head = head.to(model.device, model.dtype)
+    return Ctc(head, pieces, tokens.first_time, tokens.end, ngram, tokens.languages)
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:

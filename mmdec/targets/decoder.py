@@ -25,11 +25,11 @@ from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
-from mmdec.targets.families import ARGUMENTS, STATE_CACHE, has_states
+from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget, check_layers, model_name
 from mmdec.targets.scans import DraftReader
-from mmdec.targets.states import StateStore, attention_layers
+from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, has_states
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -61,10 +61,8 @@ class TextPrompt:
                 f"but holds {unknown or sorted(inputs)}. Leave the others out."
             )
         cache: Any = inputs.get("past_key_values")
-        if isinstance(cache, EncoderDecoderCache):
-            raise InputError("`past_key_values` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
         if cache is not None:
-            check_cache(cache)
+            _check_given(cache)
         past = 0 if cache is None else cached_columns(cache)
         given_mask = inputs.get("attention_mask")
         if past and given_mask is None:
@@ -152,6 +150,13 @@ class TextPrompt:
     def rows(self) -> RowLayout:
         """The layout of the rows once padding inside them is removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
+
+
+def _check_given(cache: Any) -> None:
+    """Raise InputError for a caller's cache from which drafts cannot be taken back."""
+    if isinstance(cache, EncoderDecoderCache):
+        raise InputError("`past_key_values` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
+    check_cache(cache)
 
 
 def cached_columns(cache: DynamicCache) -> int:
@@ -462,7 +467,7 @@ class DecoderTarget(HfTarget, ABC):
         cache = inputs.get("past_key_values")
         if cache is None or inputs.get("attention_mask") is not None:
             return inputs
-        check_cache(cache)
+        _check_given(cache)
         if not cached_columns(cache):
             return inputs
         # `generate` records the length; older releases compute positions from the mask instead

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
-from mmdec.targets.families import SEEING, check_forward, known_families
+from mmdec.targets.families import SEEING, check_forward, known_families, lacking_arguments
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
@@ -27,7 +27,9 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         if target.takes(model):
             return target(cast(Any, model))  # `takes` has checked its type
     check_forward(model)
+    lacking = lacking_arguments(model.forward)
+    why = f", whose `forward` does not name {', '.join(lacking)}" if lacking else ""
     raise InputError(
         f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "
-        f"key-value cache, but is {type(model).__name__}. {known_families()}"
+        f"key-value cache, but is {type(model).__name__}{why}. {known_families()}"
     )

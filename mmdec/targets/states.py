@@ -11,16 +11,18 @@ columns after a row's own are padding, which no earlier column sees.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import (
     DummyLayer,
     DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
 )
 
@@ -30,6 +32,7 @@ from mmdec.types import Draft, InputError, Scores
 
 BACKLOG = 8  # tokens of a row's backlog at most: then a pass of its own is cheaper than to read them with each draft
 Pass = Callable[[Draft], Scores]
+STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention
 
 
 class States(LinearAttentionLayer):
@@ -251,3 +254,16 @@ def _attention(layer: Any) -> Any:
     if isinstance(layer, LinearAttentionAndFullAttentionLayer):
         return stock_layer(cast(Tensor, layer.keys), cast(Tensor, layer.values))
     return DummyLayer() if isinstance(layer, LinearAttentionLayer) else layer
+
+
+def has_states(config: PreTrainedConfig) -> bool:
+    """Whether the cache of a model with this configuration has recurrent or convolutional states: then drafts are
+    chains."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
+
+
+def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
+    """The arguments of a pass for a cache and positions (B, N), by the names of the model's `forward`."""
+    if STATE_CACHE in inspect.signature(model.forward).parameters:
+        return {STATE_CACHE: cache}
+    return {"past_key_values": cache, "position_ids": positions}

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
-from mmdec.targets.families import SEEING, cache_arguments, check_model, is_decoder_only
+from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.hf_target import recording
+from mmdec.targets.states import cache_arguments
 from mmdec.types import InputError, Scores
 
 # the start of argument names that only models with images, video or sound have

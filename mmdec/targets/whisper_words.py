@@ -11,6 +11,7 @@ Source: the alignment by dynamic programming is Whisper's (Radford et al. 2022, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -26,6 +27,7 @@ HALF = 0.45  # between them (0 is silence, 1 speech): where a frame is as likely
 SMOOTH = 5  # frames of the features over which loudness is averaged
 GAP = 4.0  # how much a silent frame speaks for a gap, in standard deviations of attention
 WIDTH = 7  # frames of the median filter over attention
+LATE = 25  # frames by which speech may outlast the timestamp behind it
 AHEAD = 2  # frames by which attention comes before its sound
 NEVER = -1e9
 
@@ -87,7 +89,7 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     states = np.empty(frames, np.int64)
     for frame in range(frames - 1, -1, -1):
         states[frame] = state
-        state -= back[frame, state]
+        state -= int(back[frame, state])
     wanted = 2 * np.arange(count) + 1
     return np.searchsorted(states, wanted, "left"), np.searchsorted(states, wanted, "right")
 
@@ -100,10 +102,10 @@ class SpokenTokens:
     not spoken (punctuation, timestamps) begin and end where the token before them ends.
     """
 
-    def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor]) -> None:
+    def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor], first_time: int) -> None:
         """layers: of the decoder. begins: for token ids, whether each begins a word; None: it is not spoken.
-        sound: the features (B, mels, T) of the rows that were decoded last."""
-        self._layers, self._begins, self._sound = layers, begins, sound
+        sound: the features (B, mels, T) of the rows that were decoded last. first_time: the id of the timestamp 0."""
+        self._layers, self._begins, self._sound, self._first_time = layers, begins, sound, first_time
 
     def __call__(
         self,
@@ -127,8 +129,9 @@ class SpokenTokens:
         )
         sound = self._sound().float().cpu().numpy()
         for index, row in enumerate(rows):
-            states = max(1, min(int(counts[index]) // MELS_A_STATE, maps.shape[-1]))
             begins = self._begins(row[num_input_ids:])
+            heard = min(int(counts[index]) // MELS_A_STATE, maps.shape[-1], self._cut(row[num_input_ids:], begins))
+            states = max(1, heard)
             spoken = [num_input_ids + at for at, begin in enumerate(begins) if begin is not None]
             if not spoken:
                 continue
@@ -145,7 +148,18 @@ class SpokenTokens:
         output["token_seconds"] = seconds
         return starts
 
+    def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
+        """The state up to which sound is aligned: if a timestamp ends the tokens, speech long after it is not in their
+        text."""
+        last = len(tokens)
+        while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
+            last -= 1
+        ended = last > 0 and tokens[last - 1] >= self._first_time
+        return tokens[last - 1] - self._first_time + LATE if ended else sys.maxsize
+
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:
     """Let `SpokenTokens` time the tokens of this object's `generate`. model: a copy for one call. Others as there."""
-    vars(model)["_extract_token_timestamps"] = SpokenTokens(model.config.decoder_layers, begins, sound)
+    settings: Any = model.generation_config
+    first_time = settings.no_timestamps_token_id + 1
+    vars(model)["_extract_token_timestamps"] = SpokenTokens(model.config.decoder_layers, begins, sound, first_time)

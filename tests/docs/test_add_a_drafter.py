@@ -178,12 +178,14 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path, model: PreTrainedModel) -
     (tmp_path / "config.json").write_text("[]")
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
-    systems = "medusa, ctc, eagle, msd, vispec, specvlm, flash, eagle3, toy-in-folder"
+    systems = "medusa, ctc, eagle, msd, vispec, specvlm, flash, eagle3, dflash, toy-in-folder"
     refused(f"must hold a drafter of {systems}, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model)
-    model.save_pretrained(tmp_path / "smaller")
-    refused("`folder` must hold.*pass the loaded model", mmdec.load_drafter, tmp_path / "smaller", model)
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    refused("`folder` must hold.*pass the loaded model", mmdec.load_drafter, tmp_path, model)
     prompt = torch.tensor([[1, 2, 3]])
-    refused("`drafter` must hold", mmdec.generate, model, prompt, tmp_path / "smaller", max_new_tokens=2)
+    refused("`drafter` must hold", mmdec.generate, model, prompt, tmp_path, max_new_tokens=2)
+    model.save_pretrained(tmp_path / "smaller")  # a smaller language model drafts
+    assert mmdec.load_drafter(tmp_path / "smaller", model).name.startswith("small-model")
     refused("`folder` must be a path", mmdec.load_drafter, 3, model)
     refused("`model` must be a loaded model", mmdec.load_drafter, tmp_path, "llama")
 

@@ -12,7 +12,8 @@ import transformers
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.targets.families import BOUND, FAMILIES, VOCABULARY, difference
+from mmdec.targets.families import FAMILIES
+from mmdec.targets.probe import BOUND, VOCABULARY, difference
 from mmdec.targets.registry import target_of
 from mmdec.targets.states import BACKLOG
 from mmdec.targets.text import text_scorer

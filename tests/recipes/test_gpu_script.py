@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_command
 
@@ -51,8 +52,8 @@ def test_commands_parse_and_their_inputs_exist(tmp_path: Path) -> None:
         if "mmdec" not in words:
             continue
         arguments = [word.replace("$parts", str(tmp_path)) for word in words[words.index("mmdec") + 1 :]]
-        command = get_command(app)
-        while hasattr(command, "commands"):
+        command: Any = get_command(app)
+        while arguments[0] in getattr(command, "commands", ()):  # `train` runs with and without a command of its own
             command = command.commands[arguments.pop(0)]
         command.make_context(name, arguments).close()
         tried.append(name)

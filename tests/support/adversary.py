@@ -15,7 +15,8 @@ from transformers.cache_utils import DynamicLayer
 
 import mmdec
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.families import VOCABULARY, has_states
+from mmdec.targets.probe import VOCABULARY
+from mmdec.targets.states import has_states
 from tests.support.families import attention_of, model_of
 from tests.support.wild import Wild
 

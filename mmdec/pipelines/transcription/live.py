@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.audio import MAX_PEAK, SAMPLE_RATE, check_detector, check_rate
+from mmdec.audio import SAMPLE_RATE, check_detector, check_rate
 from mmdec.audio.live import SpeechWindows, StreamResampler, Window
 from mmdec.audio.piped import BYTES, PipedSound, is_wav, looks_like_a_file, pieces, samples, wav_stream
 from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
@@ -36,6 +36,7 @@ from mmdec.types import InputError
 HEAD = 12  # bytes by which a file is told from samples
 CHAIN = 31  # tokens of the last text that are drafted at once
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+LOUDEST = 8.0  # of full scale; what is louder was not scaled
 Chunk = np.ndarray | Tensor | bytes
 Taken = TypeVar("Taken")
 
@@ -218,11 +219,11 @@ class LiveTranscriber:
             sound = samples_of(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
-        wrong = ~(np.abs(sound) <= MAX_PEAK)  # also where it is NaN
+        wrong = ~(np.abs(sound) <= LOUDEST)  # also where it is NaN
         if wrong.any():
             raise InputError(
-                f"`chunks` must hold finite numbers, but {int(wrong.sum())} of {len(sound)} samples of one are NaN, "
-                "infinite or beyond any sound. Check `encoding`, or replace them."
+                f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {len(sound)} of one are NaN or "
+                f"beyond {LOUDEST:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
             )
         return sound.clip(-1.0, 1.0)
 
@@ -232,6 +233,7 @@ class LiveTranscriber:
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
         self._decoded = self._settled = None
+        self._last = []  # the next window has another text
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
@@ -266,13 +268,17 @@ def piped(
 
     rate, encoding: of samples without a header. None: 16000 and "s16", unless the first bytes are those of a file.
     Returns: the rate in Hz and samples (T,) as they come; for another sound file the whole of it, as a file object.
-    Raises: InputError for a wav stream that cannot be read.
+    Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
     """
+    if encoding is not None:
+        check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
     head = stream.read(HEAD) if rate is None and encoding is None else b""
-    if looks_like_a_file(head):
+    if is_wav(head):
+        sound = wav_stream(head, stream)
+    elif looks_like_a_file(head):
         return io.BytesIO(head + stream.read())
-    plain = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
-    sound = wav_stream(head, stream) if is_wav(head) else plain
+    else:
+        sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
     return sound.rate, pieces(sound, stream)
 
 

@@ -33,7 +33,7 @@ from mmdec.training.ctc.states import CLEAN
 from mmdec.training.ctc.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
 from mmdec.training.metrics.word_errors import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
-from mmdec.types import Context, MmdecError, Plan, Scores, Verdict
+from mmdec.types import Context, InputError, MmdecError, Plan, Scores, Verdict
 
 SIZES = (4, 8, 16)  # numbers of nodes in a chain
 
@@ -84,10 +84,18 @@ def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
     return module.head.eval()
 
 
-def heard_tokens(whisper: LoadedWhisper, name: str = "") -> HeardTokens:
-    """The token ids of a Whisper that its CTC drafter must know. name: the model's public name."""
-    reader = WindowReader(whisper)
-    return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name)
+def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
+    """The token ids of a Whisper that its CTC drafter must know.
+
+    name: the model's public name. languages: codes of those that the head knows ("en"); empty: any.
+    Raises: InputError for a language that the model does not know.
+    """
+    reader, known = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}
+    unknown = [code for code in languages if f"<|{code}|>" not in known]
+    if unknown:
+        raise InputError(f"`languages` must be codes that the model knows, but has {unknown[0]!r}. Leave them out.")
+    tokens = [known[f"<|{code}|>"] for code in languages]
+    return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name, tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,13 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the drafter's folder here")
     parser.add_argument("--text", type=Path, nargs="*", default=[], help="texts, one a line, for an n-gram of pieces")
     parser.add_argument("--entries", type=int, help="of the n-gram's highest order at most")
+    parser.add_argument("--languages", nargs="*", default=[], help="codes of those that the head learned, for --out")
     parser.add_argument("--base", default="", help="the model's public name, for the card")
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
     given = parser.parse_args(arguments)
     try:
         whisper, head = load_whisper(given.model), load_head(given.checkpoint, given.average)
         pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
-        tokens = heard_tokens(whisper, given.base)
+        tokens = heard_tokens(whisper, given.base, given.languages)
         texts = [line for path in given.text for line in path.read_text(encoding="utf-8").splitlines()]
         ngram = piece_ngram(texts, pieces, entries=given.entries) if texts else None
         if given.out is not None:

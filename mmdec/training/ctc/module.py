@@ -32,7 +32,7 @@ class CtcOptions:
 
     time_masks: number of masked spans in each row, each at most `mask_states` states long.
     channels: share of the state channels that are masked in the whole row.
-    start: a checkpoint or a translator's folder whose weights training begins with.
+    start: a checkpoint, or a translator's or a drafter's folder, whose weights training begins with.
     top: number of last layers of the Whisper `encoder` that are also trained, with learning rate `top_lr`. The data's
         states must be taken before these layers.
     """
@@ -82,7 +82,10 @@ class CtcModule(LightningModule):
             self.top = TopLayers(encoder.config, self.options.top).take(encoder)
             self.most = encoder.config.positions
         if self.options.start is not None:
-            load_network(self, read_start(Path(self.options.start)))
+            state = read_start(Path(self.options.start))
+            if not any(name.startswith("head.") for name in state):  # a drafter's folder holds a head alone
+                state = {f"head.{name}": value for name, value in state.items()}
+            load_network(self, state)
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:

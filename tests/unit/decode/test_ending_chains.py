@@ -46,3 +46,12 @@ def test_chains_that_end_where_the_drafter_is_not_sure_are_faster(batch: int, le
 
 def test_a_drafter_that_is_falsely_sure_of_itself_costs_little() -> None:
     assert speed_of_chains(True, 0, honest=False) > 0.92
+
+
+def test_a_drafter_that_ends_its_chains_drafts_more_from_its_second_draft_on() -> None:
+    plans, budget = [], Budget(DecodingStatistics(), Pair("model", "cpu", "drafter"), (), True)
+    for _ in range(4):
+        plans.append(budget.plan(1))
+        columns = 1 + plans[-1].nodes
+        budget.observe(1, [columns], plans[-1].depth, [plans[-1].depth], tiny(columns), 0.01)
+    assert [plan.nodes for plan in plans] == [0, 0, 1, 7]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec.drafters.ctc import FLOOR, LENGTH, WEIGHT, Alignment, Ctc, Memory, Row
+from mmdec.drafters.ctc import FLOOR, LENGTH, SILENCE, WEIGHT, Alignment, Ctc, Memory, Row, heard_states
 from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.whisper import load_whisper
@@ -19,7 +19,7 @@ from mmdec.nn.row_int8 import SCALE
 from mmdec.nn.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
 from mmdec.phonetics.ngram import NGram
 from mmdec.training.ctc.drafts import heard_tokens
-from mmdec.types import Draft, InputError, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
 from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write
 from tests.support.whisper_calls import ctc
 
@@ -74,7 +74,7 @@ def drafter() -> Ctc:
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
     row = Row(timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
-    memory = Memory(torch.zeros(1, 1, 32), [row])
+    memory = Memory([row])
     tokens = torch.tensor([accepted])
     verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
     empty = Draft(tokens, tokens, torch.tensor([1]))
@@ -94,6 +94,28 @@ def test_what_is_heard_is_drafted_in_the_models_own_tokens() -> None:
     assert run(made, path, [1], nodes=1) == [42]
 
 
+def test_rows_of_a_language_that_the_head_does_not_know_are_left_alone() -> None:
+    made = ctc("babbling")
+    made.languages = frozenset([7])
+    tokens = torch.tensor([[3, 7, TIMESTAMPS - 1], [3, 8, TIMESTAMPS - 1]])
+    positions = torch.arange(3).expand(2, -1)
+    states = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
+    memory = made.start(Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=states))
+    draft = made.propose(memory, torch.zeros(2, dtype=torch.long), Plan(4, 4))
+    assert draft.size.tolist() == [5, 1]
+    made.select(memory, torch.tensor([1]))
+    assert made.propose(memory, torch.zeros(1, dtype=torch.long), Plan(4, 4)).size.tolist() == [1]
+
+
+def test_a_head_reads_the_sound_and_some_silence() -> None:
+    """A window of 30 s, with 2 s of sound in one row and 29.5 s in the other, the rest padded."""
+    sound = torch.zeros(2, 80, 3000)
+    sound[0, 3, :200], sound[1, 3, :2950] = 1.0, 1.0
+    states = torch.zeros(2, 1500, 1)
+    assert heard_states(states, sound) == [100 + SILENCE, 1500]
+    assert heard_states(states, None) == [1500, 1500]
+
+
 def test_an_ngram_chooses_among_what_is_heard() -> None:
     """ "a" or "e" is heard, as likely; which of them follows "s" the n-gram knows."""
     made = drafter()
@@ -102,7 +124,7 @@ def test_an_ngram_chooses_among_what_is_heard() -> None:
     table[2] = 0.01
     table[2, [a, e]] = 0.36, 0.35
     row = Row(False, TIMESTAMPS, alignment=Alignment(np.log(table)))
-    memory, roots = Memory(torch.zeros(1, 1, 32), [row]), torch.zeros(1, dtype=torch.long)
+    memory, roots = Memory([row]), torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(2, 2)).tokens[0, 1:].tolist() == [19, 1]
     for text, wanted in ((["s", "e"], [19, 5]), (["s", "a"], [19, 1])):
         pieces = [str({"s": s, "e": e, "a": a}[letter]) for letter in text]
@@ -162,7 +184,7 @@ def test_a_chain_ends_where_the_head_is_unsure() -> None:
     made = drafter()
     a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
     row = Row(False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)])))
-    memory = Memory(torch.zeros(1, 1, 32), [row])
+    memory = Memory([row])
     roots = torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
     assert len(made.propose(memory, roots, Plan(9, 9)).tokens[0]) > 2
@@ -191,11 +213,12 @@ def test_rare_tokens_are_taken_apart() -> None:
 
 def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
     made, model = ctc("random"), whisper()
-    tokens = HeardTokens(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper")
+    tokens = HeardTokens(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper", [7])
     folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
     found = load_drafter(folder, model)
     assert isinstance(found, Ctc)
     assert found.pieces.kept == made.pieces.kept
+    assert found.languages == {7}
     assert found.pieces.merges.rows == made.pieces.merges.rows
     for name, value in made.head.state_dict().items():
         torch.testing.assert_close(found.head.state_dict()[name], value, rtol=0.02, atol=0.05)

@@ -50,6 +50,12 @@ def test_a_word_of_several_tokens_has_no_gap_inside() -> None:
     assert ends[1] == starts[2]
 
 
+def test_a_hundred_tokens() -> None:
+    starts, ends = align(np.kron(np.eye(100), np.ones(3)), np.ones(300), [True] * 100)
+    assert starts.tolist() == list(range(0, 300, 3))
+    assert ends.tolist() == list(range(3, 303, 3))
+
+
 @pytest.mark.parametrize("count", [1, 4, 5, 9])
 def test_more_tokens_than_frames(count: int) -> None:
     starts, ends = align(np.zeros((count, 5)), np.ones(5), [True] * count)
@@ -70,7 +76,7 @@ def test_each_row_has_its_own_times_and_marks_last_no_time() -> None:
     def begins(tokens: Any) -> list[bool | None]:
         return [{10: True, 12: True}.get(token) for token in tokens]
 
-    timed = SpokenTokens(1, begins, lambda: sound)
+    timed = SpokenTokens(1, begins, lambda: sound, 50)
     starts = timed(output, [[0, 0]], num_frames=torch.tensor([400, 200]), num_input_ids=2)
     seconds = output["token_seconds"]
     assert starts.shape == seconds.shape == (2, 5)
@@ -79,6 +85,20 @@ def test_each_row_has_its_own_times_and_marks_last_no_time() -> None:
     assert starts[1, 2:].tolist() == pytest.approx([0.6, 1.2, 1.2], abs=0.05)
     assert seconds[1, 3:].tolist() == [0.0, 0.0]
     assert not starts[:, :2].any()
+
+
+def test_speech_long_after_the_last_timestamp_is_not_aligned() -> None:
+    """A word from state 20 to 50, and speech without text from 60 to 140."""
+    nowhere = torch.full((1, STATES), 1 / STATES)
+    maps = torch.cat([nowhere, looks((20, 50)), nowhere, nowhere])  # of each step
+    sound, ends = features((20, 50), (60, 140))[None], list[float]()
+    for tokens in ([1, 2, 10, 105, 3], [1, 2, 10, 11, 3]):  # with the timestamp 55, and without one
+        output: Any = SimpleOutput(cross_attentions=[(maps[None, None],)], sequences=torch.tensor([tokens]))
+        timed = SpokenTokens(1, lambda row: [True if token == 10 else None for token in row], lambda: sound, 50)
+        starts = timed(output, [[0, 0]], num_input_ids=2)
+        ends.append(float((starts + output["token_seconds"])[0, 2]))
+    assert 1.0 <= ends[0] <= 1.6
+    assert ends[1] > 2.0
 
 
 class SimpleOutput(SimpleNamespace):

@@ -112,7 +112,7 @@ def test_the_command_counts_and_writes_a_drafter(
     given += ["--model", str(folder / "whisper"), "--corpus", str(folder / "manifest.tsv")]
     given += ["--states", str(folder / "kept"), "--out", str(tmp_path / "ctc"), "--trained", "Trained on noise."]
     (tmp_path / "text").write_text("Hello there.\nWhere is the station?\n" * 3)
-    given += ["--text", str(tmp_path / "text")]
+    given += ["--text", str(tmp_path / "text"), "--languages", "en"]
     assert drafts.main(given) == 0
     told = capsys.readouterr().out
     assert "chains of 8: " in told
@@ -122,6 +122,11 @@ def test_the_command_counts_and_writes_a_drafter(
     assert head.config.d_states == width
     assert pieces.kept == data.pieces.kept
     assert tokens.end == WindowReader(data.whisper).end
+    assert list(tokens.languages) == data.whisper.tokenizer.convert_tokens_to_ids(["<|en|>"])
+    assert drafts.main([*given[:-1], "elvish"]) == 2
+    start = str(tmp_path / "ctc")  # training may go on from the folder
+    begun = CtcModule(units=data.units, d_states=width, stride=2, d_model=16, layers=1, kernel=3, start=start).head
+    torch.testing.assert_close(begun.state_dict(), head.state_dict())
     assert "Trained on noise." in (tmp_path / "ctc" / "README.md").read_text()
     (tmp_path / "pieces.json").write_text("{}")
     assert drafts.main([*given, "--pieces", str(tmp_path / "pieces.json")]) == 2

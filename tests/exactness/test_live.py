@@ -1,0 +1,127 @@
+"""Live text: what is final equals `transcribe` of the same cut, and drafts of the last text save passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import mmdec
+from mmdec.audio import resample
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from tests.support.live_sound import RATE, chunks, talk
+
+HALF = RATE // 2
+TALK = talk([0.9, ("sentence", None), 1.6, ("paragraph", 6.0), 2.0, ("unseen_voice", None), 0.3], 1e-4)
+
+
+@pytest.fixture(scope="module")
+def whisper() -> LoadedWhisper:
+    return load_whisper("whisper-phrasebook", "cpu")
+
+
+def listen(whisper: LoadedWhisper, sound: Tensor, sizes: Sequence[int] = (HALF,), **options: Any):
+    return [*mmdec.transcribe_stream(chunks(sound, sizes), model=whisper, **options)]
+
+
+def whole(whisper: LoadedWhisper, sound: Tensor, update: mmdec.StreamUpdate, **options: Any) -> mmdec.Transcript:
+    """What `transcribe` gives for an update's cut of the stream at 16 kHz."""
+    cut = sound[round(update.start * RATE) : round(update.end * RATE)]
+    return mmdec.transcribe(cut, sample_rate=RATE, model=whisper, **options)
+
+
+def same(one: mmdec.Transcript, other: mmdec.Transcript) -> None:
+    assert (one.text, one.tokens, one.language) == (other.text, other.tokens, other.language)
+    assert one.segments == other.segments
+    assert one.seconds == pytest.approx(other.seconds)
+    assert one.confidence == pytest.approx(other.confidence, abs=1e-4)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "without drafts": {"drafter": None},
+    "segments": {"timestamps": "segment", "drafter": "lookup"},
+    "words": {"timestamps": "word"},
+    "prompted": {"prompt": "The train is late.", "repetition_penalty": 1.2},
+    "sampled": {"temperature": 0.7, "seed": 3, "do_sample": True},
+    "short context": {"audio_context": "auto"},
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_final_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None:
+    options = WAYS[name]
+    finals = [update for update in listen(whisper, TALK, every=2.0, **options) if update.final]
+    assert len(finals) == 3
+    for update in finals:
+        wanted = whole(whisper, TALK, update, **options)
+        assert wanted.text
+        same(update.transcript, wanted)
+        moved = [time - update.start for part in update.segments for time in (part.start, part.end)]
+        assert moved == pytest.approx([time for part in wanted.segments for time in (part.start, part.end)])
+        spoken = [word for part in update.segments for word in part.words or ()]
+        assert all(update.start <= word.start <= word.end <= update.end for word in spoken)
+        assert bool(spoken) == (name == "words")
+
+
+@pytest.mark.parametrize("sizes", [(160,), (7_777, 1, 40_000), (10**7,)], ids=str)
+def test_final_text_does_not_depend_on_the_chunks(whisper: LoadedWhisper, sizes: tuple[int, ...]) -> None:
+    wanted = [(update.start, update.end, update.text) for update in listen(whisper, TALK, every=None)]
+    found = listen(whisper, TALK, sizes, every=3.0)
+    assert [(update.start, update.end, update.text) for update in found if update.final] == wanted
+
+
+def test_provisional_text_grows_and_belongs_to_its_window(whisper: LoadedWhisper) -> None:
+    updates = listen(whisper, TALK)
+    finals = [update for update in updates if update.final]
+    assert len(updates) > 2 * len(finals)
+    for final in finals:
+        own = [update for update in updates if update.start == final.start]
+        assert own[-1] is final
+        assert [update.final for update in own[:-1]] == [False] * (len(own) - 1)
+        ends = [update.end for update in own]
+        assert ends == sorted(ends)
+        assert all(ends[place + 1] - ends[place] >= 0.99 for place in range(len(ends) - 3))  # `every`
+
+
+def test_text_that_did_not_change_costs_few_passes(whisper: LoadedWhisper) -> None:
+    """Beside cold decoding of the same provisional and final texts; a pause's text is decoded once."""
+    cold, drafted = (listen(whisper, TALK[: 12 * RATE], drafter=drafter) for drafter in (None, "lookup"))
+    assert [(one.start, one.end, one.text) for one in cold] == [(one.start, one.end, one.text) for one in drafted]
+    passes = [sum(one.transcript.rounds for one in updates if not one.final) for updates in (cold, drafted)]
+    assert passes[1] <= passes[0] / 2
+    before = [updates[updates.index(one) - 1] for updates in (cold, drafted) for one in updates if one.final]
+    finals = [one for updates in (cold, drafted) for one in updates if one.final]
+    assert [one.transcript for one in before] == [one.transcript for one in finals]  # what the pause showed
+
+
+def test_a_window_drafts_nothing_of_the_one_before(whisper: LoadedWhisper) -> None:
+    """Its first decoding is the caller's drafter's."""
+    for update in listen(whisper, TALK, every=None, drafter="medusa"):
+        assert update.transcript.rounds == whole(whisper, TALK, update, drafter="medusa").rounds
+
+
+def test_speech_without_pauses_is_cut_when_a_window_is_full(whisper: LoadedWhisper) -> None:
+    sound = talk([("paragraph", None), ("paragraph", None)])
+    finals = listen(whisper, sound, (RATE,), every=None, pause=10.0)
+    assert len(finals) == 2
+    assert all(15.0 <= update.end - update.start <= 30.0 for update in finals)
+    for update in finals:
+        same(update.transcript, whole(whisper, sound, update))
+
+
+@pytest.mark.parametrize("rate", [8000, 44_100, 48_000])
+def test_another_rate_is_resampled_as_by_transcribe(whisper: LoadedWhisper, rate: int) -> None:
+    sound = resample(TALK, RATE, rate)
+    heard = resample(sound, rate)
+    finals = listen(whisper, sound, (rate // 3,), every=None, sample_rate=rate)
+    assert len(finals) == 3
+    for update in finals:
+        same(update.transcript, whole(whisper, heard, update))
+
+
+def test_silence_has_no_text(whisper: LoadedWhisper) -> None:
+    assert listen(whisper, talk([45.0])) == []
+    assert listen(whisper, talk([20.0], 2e-3)) == []

@@ -1,0 +1,226 @@
+"""`mmdec transcribe -`: raw samples, wav streams and whole files from a pipe, in every form of output."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner, Result
+
+import mmdec
+from mmdec import cli
+from mmdec.audio.piped import PipedSound, is_wav, pieces, samples, wav_stream
+from mmdec.types import InputError
+from tests.conftest import RATE, buzz
+from tests.support.tiny_whisper import write
+
+VOICE = np.concatenate([np.zeros(RATE), buzz(0.7), np.zeros(2 * RATE), buzz(0.6, 1), np.zeros(RATE)]).astype("float32")
+S16 = np.round(VOICE * 32767).astype("<i2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("live") / "four", with_heads=False, seconds=4)
+
+
+@pytest.fixture(scope="module")
+def finals(model: Path) -> list[mmdec.StreamUpdate]:
+    stream = mmdec.transcribe_stream([S16], model=model, device="cpu", language="en", every=None, timestamps="segment")
+    return [one for one in stream if one.final]
+
+
+@pytest.fixture
+def call(model: Path):
+    def run(content: bytes, *arguments: object) -> Result:
+        given = ["transcribe", "-", *arguments, "--model", model, "--device", "cpu", "--language", "en"]
+        return CliRunner().invoke(cli.app, [str(argument) for argument in given], input=content)
+
+    return run
+
+
+def wav(data: np.ndarray, rate: int = RATE, subtype: str = "PCM_16", form: str = "WAV") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, data, rate, subtype=subtype, format=form)
+    return file.getvalue()
+
+
+def streamed(content: bytes) -> bytes:
+    """A wav whose writer did not know its length, as FFmpeg writes it into a pipe."""
+    at = content.index(b"data")
+    return content[:4] + b"\xff\xff\xff\xff" + content[8 : at + 4] + b"\xff\xff\xff\xff" + content[at + 8 :]
+
+
+def lines(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_raw_samples(call, finals: list[mmdec.StreamUpdate]) -> None:
+    timed = lines(call(S16.tobytes(), "-t", "segment"))
+    assert timed == [
+        f"[00:00:{part.start:06.3f} --> 00:00:{part.end:06.3f}] {part.text}" for one in finals for part in one.segments
+    ]
+    assert len(finals) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        wav(S16),
+        streamed(wav(S16)),
+        wav(VOICE, subtype="FLOAT"),
+        wav(S16, subtype="PCM_24"),
+        wav(np.stack([S16, S16], 1)),
+    ],
+    ids=["wav", "of unknown length", "floats", "24 bit", "stereo"],
+)
+def test_a_wav_stream(call, content: bytes) -> None:
+    assert lines(call(content)) == lines(call(S16.tobytes()))
+
+
+def test_another_file_is_read_whole(call, model: Path) -> None:
+    content = wav(S16, form="FLAC")
+    wanted = mmdec.transcribe(content, model=model, device="cpu", language="en")
+    assert wanted.text
+    assert "\n".join(lines(call(content))) == wanted.text
+
+
+def test_rate_and_encoding_of_samples(call) -> None:
+    """Named, they are believed, whatever the first bytes look like."""
+    slow = np.repeat(VOICE, 3)
+    assert len(lines(call(slow.astype("<f4").tobytes(), "--rate", 48_000, "--encoding", "f32"))) == 2
+    assert lines(call(b"RIFF\0\0\0\0WAVE" + bytes(RATE), "--rate", 16_000)) == []
+
+
+def test_json_has_a_line_an_update(call, finals: list[mmdec.StreamUpdate]) -> None:
+    updates = [json.loads(line) for line in lines(call(S16.tobytes(), "--json", "--every", 0, "-t", "segment"))]
+    assert [one["final"] for one in updates] == [True, True]
+    assert [one["text"] for one in updates] == [one.text for one in finals]
+    assert [one["start"] for one in updates] == [one.start for one in finals]
+    assert [part["start"] for one in updates for part in one["segments"]] == [
+        part.start for one in finals for part in one.segments
+    ]
+    assert "segments" in json.loads(lines(call(S16.tobytes(), "--format", "json"))[0])
+
+
+def test_subtitles_are_numbered_through(call, finals: list[mmdec.StreamUpdate]) -> None:
+    subtitles = "\n".join(lines(call(S16.tobytes(), "--format", "srt")))
+    cues = [cue.splitlines() for cue in subtitles.strip().split("\n\n")]
+    assert [cue[0] for cue in cues] == [str(number) for number in range(1, len(cues) + 1)]
+    assert [" ".join(cue[2:]) for cue in cues] == [part.text for one in finals for part in one.segments if part.text]
+    shown = "\n".join(lines(call(S16.tobytes(), "--format", "vtt")))
+    assert shown.startswith("WEBVTT\n\n00:00:0")
+    assert shown.count("WEBVTT") == 1
+    assert shown.count(" --> ") == len(cues)
+
+
+def test_text_comes_while_the_pipe_is_open(model: Path) -> None:
+    """In a process of its own: the first line is there before the sound ends."""
+    command = [sys.executable, "-m", "mmdec", "transcribe", "-", "--model", str(model), "--language", "en"]
+    content = streamed(wav(S16))
+    with subprocess.Popen(
+        [*command, "--device", "cpu", "--threads", "1", "--every", "0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(content[: 2 * 3 * RATE])
+        process.stdin.flush()
+        first = process.stdout.readline()
+        rest, errors = process.communicate(content[2 * 3 * RATE :])
+    assert process.returncode == 0, errors
+    assert first.strip()
+    assert len(rest.splitlines()) == 1
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "told"),
+    [
+        (b"", (), "standard input is empty"),
+        (S16.tobytes() + b"\0", (), "whole sample of 2 bytes, but ends with 1 bytes"),
+        (np.array([np.nan] * 9, "<f4").tobytes(), ("--encoding", "f32"), "9 of 9 of one are NaN"),
+        (S16.tobytes(), ("--encoding", "mp3"), "`--encoding` must be one of"),
+        (S16.tobytes(), ("--rate", 100), "`sample_rate` must be at least"),
+        (S16.tobytes(), ("--pause", 0.01), "`--pause` must be"),
+        (S16.tobytes(), ("--output", "a.txt"), "`--output` must be left out"),
+        (S16.tobytes(), ("--compare",), "`--compare` must be left out"),
+        (S16.tobytes(), ("--min-confidence", 0.5), "`--min-confidence` must be left out"),
+        (wav(S16)[:30], (), "ends within its header"),
+        (wav(S16, subtype="ULAW"), (), "samples have code 7"),
+        (wav(S16, form="FLAC")[:60], (), "`audio`"),
+    ],
+    ids=range(12),
+)
+def test_errors_are_one_sentence(call, content: bytes, arguments: tuple[Any, ...], told: str) -> None:
+    """The command's own frame prints an InputError as its sentence."""
+    result = call(content, *arguments)
+    assert isinstance(result.exception, InputError)
+    assert told in str(result.exception)
+
+
+def test_what_came_before_an_error_is_printed(call, finals: list[mmdec.StreamUpdate]) -> None:
+    result = call(S16.tobytes() + b"\0", "-t", "segment")
+    assert isinstance(result.exception, InputError)
+    assert result.stdout.count(" --> ") == sum(len(one.segments) for one in finals)
+
+
+def test_standard_input_is_alone(call) -> None:
+    result = call(S16.tobytes(), "talk.wav")
+    assert isinstance(result.exception, InputError)
+    assert "alone" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"code": 6}, "code 6 and 16 bits"),
+        ({"channels": 0}, "0 channels"),
+        ({"channels": 9}, "9 channels"),
+        ({"rate": 1}, "`sample_rate` must be at least 8000 Hz, but is 1 in the wav stream"),
+        ({"bits": 12}, "code 1 and 12 bits"),
+        ({"junk": 2**31}, "declares 2147483648 bytes"),
+    ],
+    ids=str,
+)
+def test_broken_headers(change: dict[str, int], told: str) -> None:
+    form = {"code": 1, "channels": 1, "rate": RATE, "bits": 16, "junk": 4, **change}
+    chunk = struct.pack("<HHIIHH", form["code"], form["channels"], form["rate"], 0, 0, form["bits"])
+    content = struct.pack("<4sI", b"JUNK", form["junk"]) + b"abcd" + struct.pack("<4sI", b"fmt ", 16) + chunk
+    with pytest.raises(InputError, match=told):
+        wav_stream(b"RIFF\0\0\0\0WAVE", io.BytesIO(content + struct.pack("<4sI", b"data", 0)))
+
+
+def test_a_header_tells_where_samples_end() -> None:
+    """What follows them in the file is no sound."""
+    file = io.BytesIO(wav(S16) + b"LIST\4\0\0\0abcd")
+    head = file.read(12)
+    assert is_wav(head)
+    sound = wav_stream(head, file)
+    found = np.concatenate([*pieces(sound, file)])
+    assert np.array_equal(found, samples(S16.tobytes(), "s16"))
+
+
+def test_pieces_do_not_wait_for_each_other() -> None:
+    """What is there is given at once; the rest when it comes."""
+    receive, send = os.pipe()
+    with os.fdopen(receive, "rb") as reader, os.fdopen(send, "wb") as writer:
+        found = pieces(PipedSound(RATE, 1, "s16", None, b""), reader)
+        writer.write(S16[:1000].tobytes())
+        writer.flush()
+        assert len(next(found)) == 1000
+        writer.write(S16[1000:3000].tobytes())
+        writer.close()
+        assert sum(map(len, found)) == 2000
