@@ -81,8 +81,7 @@ def translate(
         from mmdec.pipelines.translation.load import load
         from mmdec.pipelines.translation.translator import check_strategy
 
-        if verify:
-            strategy = "verified"
+        strategy = "verified" if verify else strategy
         if strategy is not None:
             check_strategy(strategy)
         mmdec.audio.check_detector(pauses)
@@ -99,8 +98,8 @@ def translate(
         task = progress.add_task("translating", total=len(jobs.todo))
         for source, target in jobs.todo:
             progress.update(task, description=source.path.name)
-            lines = partial(_plain_lines, several=jobs.several)
-            done = _translated(source.path, target, call, _json_line if as_json else lines)
+            report = _json_line if as_json else partial(_plain_lines, several=jobs.several)
+            done = _translated(source.path, target, call, report)
             if isinstance(done, str):
                 jobs.failed(source.name, done)
             else:

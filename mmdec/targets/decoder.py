@@ -446,10 +446,8 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
-        """Fill the caller's cache after a run: read the last `lacking` tokens of a row, which the run did not read.
-
-        columns: of the prompt.
-        """
+        """Read the last `lacking` tokens of a row, which the run did not read, into the caller's cache. columns: of the
+        prompt."""
         cache, mask, given = inputs["past_key_values"], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
