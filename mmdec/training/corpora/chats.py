@@ -29,6 +29,7 @@ SYSTEM = "system"  # the note that holds a system message
 MAX_LIST_BYTES = 8_000_000_000  # llava_v1_5_mix665k's list has one gigabyte
 MAX_TURNS = 1000  # the most turns of one conversation
 IMAGE = "<image>"
+PARTS = ("text", "image")  # types of a message's parts
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def read_chats(
     """The conversations of a file; pictures are not opened.
 
     images: folder that image paths are relative to; by default "images" beside the file, or the file's own folder.
-    Raises InputError for a file that is missing or of another kind, naming the row.
+    Raises InputError for a file that is missing, empty or of another kind, naming the row.
     """
     path = check_listed(Path(listed))
     if path.suffix == ".json":
@@ -59,7 +60,10 @@ def read_chats(
     else:
         rows = ((f"line {number}", row) for number, row in json_lines(path, "data"))
     names, file = admission.names(picture_folder(path, images)), shown(path)
-    return [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
+    found = [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
+    if not found:
+        raise InputError(f"`data` must hold questions, but {file} holds none. Write one on each line.")
+    return found
 
 
 def read_conversations(
@@ -147,10 +151,11 @@ def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: object) -> str | None:
-    """The text of a message, which chats with pictures give in parts; None if there is none."""
+    """The text of a message, which chats with pictures give in parts; None if there is none, or a part that is neither
+    text nor the place of a picture of `image`."""
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PARTS for part in content):
         texts = [part.get("text") for part in content if part.get("type") == "text"]
         return " ".join(texts) if all(isinstance(text, str) for text in texts) else None
     return None
