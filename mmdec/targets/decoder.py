@@ -362,7 +362,7 @@ class DecoderTarget(HfTarget, ABC):
         return self._with(reader.model)._tree(session, draft)
 
     def _with(self, model: PreTrainedModel) -> Self:
-        """The same target with a copy of its model."""
+        """This target with another model that shares its weights, see `DraftReader`."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -446,7 +446,8 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
-        """Read the last `lacking` columns of a row whose run filled the cache up to them. columns: the prompt's."""
+        """Read the last `lacking` tokens of a row, which the run did not read, into the caller's cache. columns: of the
+        prompt."""
         cache, mask, given = inputs["past_key_values"], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
