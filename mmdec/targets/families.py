@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
+from mmdec.targets.ropes import growing_ropes
 from mmdec.targets.states import STATE_CACHE, has_states
 from mmdec.types import InputError
 
@@ -67,17 +68,18 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
         raise InputError(
             f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {known_families()}"
         )
-    check_decoder(kind, model.config, states=True)
+    check_decoder(kind, model.config, text=True)
     check_proof(type(model), model.config, scorer)
 
 
-def check_decoder(kind: str, config: PreTrainedConfig, states: bool = False) -> None:
+def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> None:
     """Raise InputError if drafts cannot be scored or rolled back under this configuration.
 
-    kind: the model's class. states: whether its layers may have recurrent or convolutional states.
+    kind: the model's class. text: whether it is a language model alone, whose layers may have recurrent or
+        convolutional states, and whose rope may change with the text's length.
     """
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    foreign = sorted(layer.__name__ for layer in kinds - KEPT - (STATES if states else frozenset()))
+    foreign = sorted(layer.__name__ for layer in kinds - KEPT - (STATES if text else frozenset()))
     if foreign:
         raise InputError(
             f"`model` must have layers whose drafts can be taken back, but {kind} keeps {', '.join(foreign)}. Choose "
@@ -100,12 +102,9 @@ def check_decoder(kind: str, config: PreTrainedConfig, states: bool = False) -> 
             f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}, which takes no tree. "
             'Call `model.set_attn_implementation("sdpa")`.'
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {settings.get("rope_type") for settings in (rope, *rope.values()) if isinstance(settings, dict)}
-    growing = [kind for kind in ("dynamic", "longrope") if kind in kinds]
-    if growing:
+    if not text and (ropes := growing_ropes(config)):
         raise InputError(
-            f"`rope_type` must not depend on the text's length, but is {growing[0]}: a draft would change it early. "
+            f"`rope_type` must not depend on the text's length, but is {ropes[0].kind}: a draft would change it early. "
             "Choose a model with another one."
         )
 

@@ -141,6 +141,8 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
             small[name] = {"pad_token_id": 0, "bos_token_id": 1}.get(name, 2)
     if isinstance(given.get("eos_token_id"), (list, tuple)):
         small["eos_token_id"] = 2
+    if isinstance(rope := given.get("rope_parameters"), dict):
+        small["rope_parameters"] = _cut_factors(rope)
     return type(config)(**{**given, **small, **changes})
 
 
@@ -148,6 +150,13 @@ def is_window(name: str, value: Any) -> bool:
     """Whether a field of a configuration may bound how far a token sees."""
     number = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return number and bool(WINDOWS.search(name)) and not NO_WINDOWS.search(name)
+
+
+def _cut_factors(rope: dict[str, Any]) -> dict[str, Any]:
+    """A rope's settings whose factors, one for each frequency, fit a head of the small size."""
+    turned = int(SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
+    kept = {name: value[:turned] if isinstance(value, list) else value for name, value in rope.items()}
+    return {name: _cut_factors(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:

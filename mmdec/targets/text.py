@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -13,6 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt, cached_columns
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.hf_target import recording
+from mmdec.targets.ropes import growing_ropes
 from mmdec.targets.states import cache_arguments
 from mmdec.targets.step_outputs import FLAGS, step_outputs, wanted
 from mmdec.types import InputError, Scores
@@ -59,11 +60,19 @@ class TextTarget(DecoderTarget):
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Reasons why only transformers' own loop gives what is asked for."""
-        kinds, cache = wanted(config), inputs.get("past_key_values")
-        if kinds and (self.chains or (cache is not None and cached_columns(cache))):
+        kinds, cache, reasons = wanted(config), inputs.get("past_key_values"), list[str]()
+        cached = 0 if cache is None else cached_columns(cache)
+        if kinds and (self.chains or cached):
             what = "a model with recurrent layers" if self.chains else "a chat that goes on from its cache"
-            return [f"`output_{kinds[0]}` of {what} is not given with drafts"]
-        return []
+            reasons.append(f"`output_{kinds[0]}` of {what} is not given with drafts")
+        mask, longest = inputs.get("attention_mask"), cast(Any, config).max_length
+        columns = (inputs["input_ids"] if mask is None else mask).shape[1]
+        end = columns + longest - inputs["input_ids"].shape[1]
+        shortest = columns if mask is None else int(mask.sum(1).max())
+        for rope in growing_ropes(self.model.config):
+            if rope.crossed(shortest, cached, end):
+                reasons.append(f"`rope_type` {rope.kind} changes at {rope.length} columns, which the text may reach")
+        return reasons
 
     def output(
         self,

@@ -77,13 +77,11 @@ def verdict(paths: list[list[int]]) -> Verdict:
 
 def test_models_that_cannot_work_are_refused_with_what_would() -> None:
     small = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     neo: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
     heads = {"num_heads": 2, "d_kv": 8, "num_layers": 1, "decoder_start_token_id": 0}
     refused = [
         (T5ForConditionalGeneration(T5Config(vocab_size=40, d_model=16, d_ff=16, **heads)), "decoder-only"),
         (BertLMHeadModel(BertConfig(**small, num_attention_heads=4)), "Set `is_decoder`"),
-        (llama(rope_parameters=dynamic), "dynamic"),
         (GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global", "local"], 1]], **neo)), "local layers"),
         (FalconForCausalLM(FalconConfig(**small, num_attention_heads=4, alibi=True)), "ALiBi"),
         (torch.nn.Linear(2, 2), "AutoModelForCausalLM"),

@@ -1,0 +1,45 @@
+"""Rotary positions that change with the text's length: "longrope" has other frequencies beyond a length, "dynamic" new
+ones at each further token. Keys in the cache keep those of their own pass.
+
+Up to that length, and with "longrope" from the prompt on beyond it, a pass over a draft rotates as single steps do. A
+text that crosses the length is decoded by transformers' own loop: at each step it knows the longest row, by which it
+chooses the frequencies of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+from transformers import PreTrainedConfig
+
+
+@final
+@dataclass(frozen=True)
+class GrowingRope:
+    """A rope whose frequencies depend on the length of the text."""
+
+    kind: str
+    length: int  # positions up to which the frequencies are those of short texts
+    each: bool  # whether each token beyond has its own
+
+    def crossed(self, prompt: int, cached: int, end: int) -> bool:
+        """Whether a text crosses the length. prompt: its columns before the first new token, of which `cached` are in
+        the cache. end: its columns at the end."""
+        beyond = not self.each and prompt > self.length and not 0 < cached <= self.length
+        return end > self.length and not beyond
+
+
+def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
+    """The ropes of a model's layers that change with the text's length."""
+    rope = cast(Mapping[str, Any], getattr(config, "rope_parameters", None) or {})
+    found = set[GrowingRope]()
+    for settings in (rope, *rope.values()):
+        kind = settings.get("rope_type") if isinstance(settings, Mapping) else None
+        if kind == "longrope":
+            length = settings.get("original_max_position_embeddings") or cast(Any, config).max_position_embeddings
+            found.add(GrowingRope(kind, int(length), False))
+        elif isinstance(kind, str) and "dynamic" in kind:
+            found.add(GrowingRope(kind, int(cast(Any, config).max_position_embeddings), True))
+    return tuple(found)

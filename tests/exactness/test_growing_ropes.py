@@ -1,0 +1,90 @@
+"""Ropes that change with the text's length: drafted below it (and, with one change alone, beyond it), plain across."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.targets.probe import small_model
+from mmdec.targets.text import TextTarget
+from tests.support.every_class import prompts
+from tests.support.families import config_of
+from tests.support.wild import Wild
+
+LENGTH = 32  # columns at which the frequencies change
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+ROPES: dict[str, dict[str, Any]] = {
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": LENGTH, **FACTORS},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+}
+DRAFTED = {"below": True, "across": False, "beyond": True}
+PLACES = {"below": (6, 15), "across": (20, 29), "beyond": (40, 33)}  # the rows' prompts
+
+
+def model_of(kind: str, family: str = "LlamaForCausalLM") -> Any:
+    """Two small layers whose text may be as long as any."""
+    network: Any = getattr(transformers, family)
+    model = small_model(network, config_of(family), "sdpa")
+    rope = {**model.config.rope_parameters, **ROPES[kind], "rope_theta": 10000.0}
+    most = LENGTH if kind == "dynamic" else 4 * LENGTH
+    given = {**model.config.to_dict(), "rope_parameters": rope, "max_position_embeddings": most}
+    if "original_max_position_embeddings" in given:  # Phi-3 takes it from here
+        given["original_max_position_embeddings"] = LENGTH
+    shape = type(model.config)(**given)
+    other = network(shape)
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def check(model: Any, inputs: dict[str, Any], drafted: bool, **options: Any) -> None:
+    """Each call has a copy of its own: a "dynamic" rope keeps the frequencies of the longest text so far."""
+    options = {"max_new_tokens": 16, "eos_token_id": None, "pad_token_id": 0, "do_sample": False, **options}
+    wanted = copy.deepcopy(model).generate(**inputs, **options)
+    for drafter in ("lookup", Wild(0.4, wanted.tolist(), 0.9)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = mmdec.generate(copy.deepcopy(model), inputs, drafter, num_speculative_tokens=(9, 5), **options)
+        assert torch.equal(found.sequences, wanted)
+        assert any(sum(round_.drafted) for round_ in found.rounds) == drafted
+        assert ("which the text may reach" in "".join(str(each.message) for each in caught)) is not drafted
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("LlamaForCausalLM", "longrope"), ("LlamaForCausalLM", "dynamic"), ("Phi3ForCausalLM", "longrope")],
+)
+def test_texts_are_stocks(family: str, kind: str, place: str, rows: int) -> None:
+    drafted = DRAFTED[place] and not (kind == "dynamic" and place == "beyond")
+    check(model_of(kind, family), prompts(kind, PLACES[place][:rows]), drafted)
+
+
+def test_a_cache_from_below_is_not_drafted_beyond() -> None:
+    """Its keys keep the frequencies of short texts."""
+    model, texts = model_of("longrope"), list[torch.Tensor]()
+    for plug in (None, mmdec.speculate("lookup")):
+        cache, ids = DynamicCache(config=model.config), prompts("x", (10,))["input_ids"]
+        for more in (4, 30):
+            options: dict[str, Any] = {"max_new_tokens": more, "do_sample": False, "eos_token_id": None}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ids = model.generate(ids, past_key_values=cache, pad_token_id=0, custom_generate=plug, **options)
+        texts.append(ids)
+    assert torch.equal(*texts)
+
+
+def test_factors_are_cut_for_the_probe() -> None:
+    """A class that is probed has as many factors as frequencies."""
+
+    class Other(transformers.LlamaForCausalLM):
+        pass
+
+    TextTarget(Other(model_of("longrope").config))

@@ -1,0 +1,42 @@
+"""torchao's quantised layers, told apart by what a tree's nodes do to each other: weights alone, in 8 and 4 bits, are
+drafted and give the same quantised model's own text; quantised activations are decoded without drafts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from tests.support.every_class import made, prompts
+from tests.support.wild import Wild
+
+ao: Any = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")  # its own
+FAMILIES = ("LlamaForCausalLM", "Gemma3ForCausalLM", "Lfm2ForCausalLM")
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def quantised(family: str, kind: str) -> Any:
+    """A small model with torchao's weights."""
+    configs = {
+        "int8": ao.Int8WeightOnlyConfig,
+        "int4": lambda: ao.IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=ao.PerGroup(16)),
+        "activations": ao.Int8DynamicActivationInt8WeightConfig,
+    }
+    model = made(family)
+    ao.quantize_(model, configs[kind]())
+    return model
+
+
+@pytest.mark.parametrize("lengths", [(21,), (21, 9, 4)], ids=str)
+@pytest.mark.parametrize("kind", ["int8", "int4", "activations"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_are_the_quantised_models_own(family: str, kind: str, lengths: tuple[int, ...]) -> None:
+    model, inputs = quantised(family, kind), prompts("x", lengths)
+    wanted = model.generate(**inputs, **OPTIONS)
+    for drafter in ("lookup", "recycling", Wild(0.5, wanted.tolist(), 0.8)):
+        found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(9, 5), **OPTIONS)
+        assert torch.equal(found.sequences, wanted)
+        assert any(sum(round_.drafted) for round_ in found.rounds) == (kind != "activations")
