@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
 from mmdec.targets.families import SEEING, check_forward, known_families
 from mmdec.targets.hf_target import HfTarget
+from mmdec.targets.media import MediaTarget, media_families
 from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
 
-TARGETS: tuple[type[WhisperTarget] | type[EncoderDecoderTarget] | type[VlmTarget] | type[TextTarget], ...]
-TARGETS = (WhisperTarget, EncoderDecoderTarget, VlmTarget, TextTarget)
+TARGETS: tuple[type[Any], ...] = (WhisperTarget, EncoderDecoderTarget, VlmTarget, MediaTarget, TextTarget)
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
@@ -36,5 +36,6 @@ def target_of(model: PreTrainedModel) -> HfTarget:
     check_forward(model)
     raise InputError(
         f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "
-        f"key-value cache, but is {type(model).__name__}. {known_families()}"
+        f"key-value cache, but is {type(model).__name__}. {known_families()} Of models that "
+        f"see or hear, also {media_families()}."
     )
