@@ -102,12 +102,12 @@ clean:  ## what the commands above wrote, but not .venv and .venv-dev
 	@$(DEV)/python -m pip install --quiet kenlm 2> /dev/null || echo "kenlm cannot be built here: the tests that it judges are skipped"
 	@touch $@
 
-# What speculators 0.9.0 runs with: it pins other versions of torch and transformers than mmdec's.
+# What speculators 0.9.0 runs with, but with mmdec's transformers: it pins 5.19 at most, and runs with 5.23, too.
 $(PEERS)/ready: Makefile
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	@echo "installing into $(PEERS): about 1.7 GB, a minute or more"
 	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0+cpu 2> /dev/null || $(PEERS)/bin/python -m pip install --quiet torch==2.13.0
-	$(PEERS)/bin/python -m pip install --quiet transformers==5.19.0 'datasets>=4,<=5.1.0' 'loguru<=0.7.3' 'numpy<=2.5.4' openai aiohttp click httpx protobuf psutil pydantic pydantic-settings rich safetensors 'tqdm<=4.70.1' typer pytest
+	$(PEERS)/bin/python -m pip install --quiet transformers==5.23.0 'datasets>=4,<=5.1.0' 'loguru<=0.7.3' 'numpy<=2.5.4' openai aiohttp click httpx protobuf psutil pydantic pydantic-settings rich safetensors 'tqdm<=4.70.1' typer pytest
 	$(PEERS)/bin/python -m pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0
 	@touch $@
 

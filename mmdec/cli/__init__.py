@@ -24,6 +24,7 @@ from mmdec.cli import (
     export,
     info,
     promote,
+    serve,
     train,
     transcribe,
     translate,
@@ -49,6 +50,7 @@ app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.tr
 app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
 app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is SUSHI?"'))(describe.describe)
 app.command(**as_verb("demo --port 7860"))(demo.demo)
+app.command(**as_verb("serve --port 8000"))(serve.serve)
 app.add_typer(train.app, name="train")
 app.command(**as_verb("promote runs/whisper-phrasebook"))(promote.promote)
 app.command(**as_verb("doctor vlm-scenes/eagle vlm-scenes"))(doctor.doctor)

@@ -14,17 +14,15 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from mmdec.decode.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, require, said, status
-from mmdec.hub.vlm import DEFAULT_MODEL, load_vlm
-from mmdec.images import read_image, to_pil
+from mmdec.pipelines.call import Round
 from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.description.answer import Description
-from mmdec.pipelines.description.describe import available_drafters, describe
+from mmdec.pipelines.description.answer import Description, read_image, to_pil
+from mmdec.pipelines.description.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm
 
 DRAFT = (24, 5)  # nodes and depth of a drafted tree: fixed, so that the race does not depend on a learned budget
 MAX_NEW_TOKENS = 200

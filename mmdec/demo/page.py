@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from mmdec.types import MmdecError
+from mmdec import MmdecError
 
 try:
     import gradio as gr

@@ -6,7 +6,7 @@ import logging
 import re
 from html import escape
 
-from mmdec.types import InputError, MmdecError
+from mmdec import InputError, MmdecError
 
 NAMES = {
     "audio": "The recording",

@@ -8,7 +8,6 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
-from mmdec.decode.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import (
@@ -25,6 +24,7 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
+from mmdec.pipelines.call import Round
 from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.transcription.transcribe import AUTO, load_transcriber, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript

@@ -67,7 +67,8 @@ class Row:
         return 0, 0
 
     def chance(self, shortest: int) -> float:
-        """The share of tokens that matches as long as the present one have foretold; 0 without a match."""
+        """How often a match of the present length has named the next token rightly so far, in [0, 1]; 0 without a
+        match."""
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 

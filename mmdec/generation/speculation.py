@@ -311,6 +311,12 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             "`cache_implementation` must be left out, but is 'paged', with which transformers runs a decoding loop of "
             "its own. Call `model.generate_batch` for it."
         )
+    for name in ("output_hidden_states", "output_attentions"):
+        if options.get(name):
+            raise InputError(
+                f"`{name}` must be left to `model.generate(..., custom_generate=mmdec.speculate(drafter))`, but is "
+                "given: a `Generation` holds sequences and rounds alone."
+            )
     for name, remedy in INSTEAD.items():
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, final
 
 import torch
@@ -184,6 +184,16 @@ def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | 
             drafter.check(target)
         known.add(name)
     return speculation
+
+
+def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
+    """A listener for the rounds of one batch that calls `on_round` with rows counted in the whole call.
+
+    indices: position in the call of each of the batch's inputs.
+    """
+    if on_round is None:
+        return None
+    return lambda round_: on_round(replace(round_, rows=[indices[row] for row in round_.rows]))
 
 
 @dataclass

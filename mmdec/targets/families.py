@@ -2,20 +2,13 @@
 
 A family is a class of transformers. `tests/exactness/test_families.py` tests each: greedy texts with and without drafts
 are equal, and trees are scored like their paths. Any other class is probed once per configuration; so is a tested
-family whose configuration has a window or is not a decoder's.
-
-The probe scores trees with two small random layers, in float64 (or float32): trees of several shapes below ragged,
-padded prompts that are longer than any window are scored, committed and followed by others. Each node's logits are
-compared with those of a plain loop over its path. The difference is large for a model that counts columns instead of
-positions, attends to fewer columns than its cache holds, or mixes rows.
+family whose configuration has a window or is not a decoder's (`probe.py`).
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
-import random
 import re
 import warnings
 from collections.abc import Callable
@@ -24,27 +17,25 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import (
     DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
-    LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
 )
 from transformers.utils import logging
 
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.types import Draft, InputError, Needs, Target, Verdict
+from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
+from mmdec.targets.states import STATE_CACHE, has_states
+from mmdec.types import InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
 KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # kinds of layers that keep every column
 STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # and those that have states
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
-STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention
 CAUSAL = """
     AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Camembert CodeGen Cohere Data2VecText DeepseekV2
     DeepseekV3 DiffLlama Dots1 Electra Ernie Ernie4_5 Ernie4_5_Moe Exaone4 Falcon FlexOlmo GPTBigCode GPTJ GPTNeo
@@ -62,89 +53,6 @@ OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LM
 SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # whose images are supported
 FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in (CAUSAL + RECURRENT).split()), *OTHERS])
 _probing = Lock()
-LAYERS = 2
-WINDOW = 8
-VOCABULARY = 48
-WINDOWS = re.compile(r"window|sliding|chunk|local|block_size|blocks$|index_topk")
-NO_WINDOWS = re.compile(
-    r"^chunk_size$|chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta|mem_blocks"
-)
-HEADS = 4
-SIZES: dict[str, int] = {  # maximum of each size in a probe's configuration; 0 and None are not changed
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "vocab_size": VOCABULARY,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 8,
-    "max_position_embeddings": 128,
-    "head_dim": 8,
-    "global_head_dim": 8,
-    "v_head_dim": 8,
-    "qk_head_dim": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "o_lora_rank": 16,
-    "rotary_dim": 8,
-    "n_inner": 48,
-    "ffn_dim": 48,
-    "ffn_hidden_size": 48,
-    "embedding_size": 32,
-    "embed_dim": 32,
-    "word_embed_proj_dim": 32,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "moe_top_k": 2,
-    "num_experts_per_token": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_expert_groups": 1,
-    "moe_intermediate_size": 16,
-    "expert_ffn_hidden_size": 16,
-    "moe_ffn_hidden_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "shared_intermediate_size": 16,
-    "dense_intermediate_size": 48,
-    "intermediate_size_mlp": 48,
-    "first_k_dense_replace": 1,
-    "moe_layer_start_index": 1,
-    "num_dense_layers": 1,
-    "zero_expert_num": 1,
-    "kv_channels": 8,
-    "d_kv": 8,
-    "d_ff": 48,
-    "max_window_layers": 1,
-    "num_kv_shared_layers": 0,
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 16,
-    "ssm_state_size": 8,
-    "moe_latent_size": 16,
-    "index_n_heads": 2,
-    "index_head_dim": 16,
-}
-OWN = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
-# maximum error, relative to the largest logit: 190 classes were tried; correct ones are below 1e-6, wrong ones above
-# 0.2
-BOUND = 1e-3
-MOST = 3_000_000  # maximum parameters of two small layers
-SPREAD = 0.3  # standard deviation of random weights, large enough for non-uniform attention
-PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree, the same in all rows
-LEAVES = ((3, 4, 5), (2, 4))  # leaves of each tree; the path to the last one is accepted
-# the same for models whose drafts are chains
-CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
-CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
-Scorer = Callable[[Any], Target]
-LENGTHS = ((13,), (12, 5, 9))  # lengths of the prompts in each batch, in tokens
 
 
 def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
@@ -224,13 +132,6 @@ def lacking_arguments(forward: Callable[..., Any]) -> list[str]:
     return [name for name in needed if name not in arguments]
 
 
-def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
-    """The arguments of a pass for a cache and positions (B, N), by the names of the model's `forward`."""
-    if STATE_CACHE in inspect.signature(model.forward).parameters:
-        return {STATE_CACHE: cache}
-    return {"past_key_values": cache, "position_ids": positions}
-
-
 def check_forward(model: PreTrainedModel) -> None:
     """Raise InputError if a model of a tested family has another `forward`, which does not name a draft's arguments."""
     lacking = lacking_arguments(model.forward)
@@ -289,7 +190,7 @@ def _probe(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
-            for name in _numbers(kind, config, given):
+            for name in numbers(kind, config, given):
                 with suppress(Exception):  # the number may not be a window, and the class may reject a smaller one
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
     except Exception as error:  # a class from outside transformers may raise anything
@@ -303,193 +204,7 @@ def _probe(
     return "" if apart <= BOUND else f"differs by {apart:.1g} of its largest logit"
 
 
-def _numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
-    """Names of the numbers in a configuration that may limit how far tokens attend. In a class from outside
-    transformers, such a number may have any name."""
-    if kind.__module__.startswith("transformers.models."):
-        return []
-    sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
-    numbers = [name for name, value in given.items() if type(value) is int and value > WINDOW]
-    return [name for name in numbers if name not in sizes and not name.endswith("_token_id")]
-
-
-def has_states(config: PreTrainedConfig) -> bool:
-    """Whether the cache of a model with this configuration has recurrent or convolutional states: then drafts are
-    chains."""
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
-
-
 def known_families() -> str:
     """The supported families, as a sentence for errors."""
     names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
     return f"These families work: {', '.join(names)}."
-
-
-def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
-    """A configuration of the same class with two small layers. changes: fields to override.
-
-    Every known size becomes small, up to two kinds of layers remain, and every window becomes `WINDOW` columns, so that
-    a short text exceeds it. Switches do not change.
-    """
-    given = {name: value for name, value in config.to_dict().items() if name not in OWN}
-    names = dict(config.attribute_map)
-    layers = getattr(config, "num_hidden_layers", LAYERS)
-    heads = getattr(config, "num_attention_heads", HEADS)
-    small: dict[str, Any] = {}
-    for name, most in SIZES.items():
-        own = names.get(name, name)
-        if isinstance(given.get(own), int):
-            small[own] = min(given[own], most)
-        elif own == "head_dim" and own in given:
-            small[own] = most  # what it is without: hidden_size by heads
-    small[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
-    if isinstance(heads, int):
-        small[names.get("num_attention_heads", "num_attention_heads")] = HEADS
-    for name, value in given.items():
-        if name.endswith(("num_key_value_heads", "num_kv_heads", "multi_query_group_num")) and name not in small:
-            small[name] = HEADS if value is None or value == heads else min(value, 2)
-        elif isinstance(value, (list, tuple)) and len(value) == layers and layers > LAYERS:
-            small[name] = _both(list(value))
-        elif is_window(name, value):
-            small[name] = min(value, 1 if name.endswith("blocks") else WINDOW // 2 if "block" in name else WINDOW)
-        elif name.endswith("_token_id") and isinstance(value, int):
-            small[name] = {"pad_token_id": 0, "bos_token_id": 1}.get(name, 2)
-    if isinstance(given.get("eos_token_id"), (list, tuple)):
-        small["eos_token_id"] = 2
-    return type(config)(**{**given, **small, **changes})
-
-
-def is_window(name: str, value: Any) -> bool:
-    """Whether a field of a configuration may bound how far a token sees."""
-    number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return number and bool(WINDOWS.search(name)) and not NO_WINDOWS.search(name)
-
-
-def _both(kinds: list[Any]) -> list[Any]:
-    """The kinds of two layers, chosen from all layers' kinds: two different ones if there are several."""
-    other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
-    return [kinds[0], other]
-
-
-class TooLarge(Exception):
-    """Raised if a small model of the class cannot be made."""
-
-
-def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
-    """The largest difference between a node's logits and those of its path alone, over the largest logit.
-
-    An error that the class raises is passed on. torch's random state is restored.
-    """
-    model = small_model(kind, config, attention)
-    with torch.no_grad():
-        try:
-            return _worst(model.double(), target_of)
-        except (RuntimeError, ValueError):
-            return _worst(model.float(), target_of)
-
-
-def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
-    """A model with two small layers and random weights, on the CPU."""
-    shape = tiny(config)
-    shape._attn_implementation = attention
-    shape._experts_implementation = "eager"  # other implementations do not support float64
-    with torch.device("meta"):
-        size = kind(copy.deepcopy(shape)).num_parameters()
-    if size > MOST:
-        raise TooLarge(f"two small layers have {size} parameters")
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        model = kind(shape)
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.ndim > 1:
-                    weight.normal_(0.0, SPREAD)
-    return model.eval()
-
-
-def _worst(model: Any, target_of: Scorer) -> float:
-    target = target_of(model)
-    return max(_batch(model, target, lengths) for lengths in LENGTHS)
-
-
-def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
-    """The largest difference over the rounds of one batch of prompts."""
-    rng, most = random.Random(len(lengths)), target.vocab_size - 1
-
-    def draw(width: int) -> Tensor:
-        return torch.tensor([[rng.randint(3, most) for _ in range(width)] for _ in lengths])
-
-    ids = draw(max(lengths))
-    mask = torch.tensor([[0] * (max(lengths) - length) + [1] * length for length in lengths])
-    plain = _Plain(model, ids, mask)
-    inputs = {"input_ids": ids} if len(lengths) == 1 else {"input_ids": ids, "attention_mask": mask}
-    session, _, _, scores = target.prefill(inputs, Needs())
-    worst = _apart(scores.logits[:, -1], plain.logits)
-    text = ids
-    drafts = (CHAIN_PARENTS, CHAIN_LEAVES) if has_states(model.config) else (PARENTS, LEAVES)
-    for parents, leaves in zip(*drafts, strict=True):
-        tokens = draw(len(parents))
-        draft = Draft(tokens, torch.tensor([parents] * len(lengths)), torch.full((len(lengths),), len(parents)))
-        logits = target.score(session, draft).logits
-        branch, path = plain, [0]
-        for leaf in leaves:
-            branch, path = plain.branch(), _path(parents, leaf)
-            for node in path:
-                branch.step(tokens[:, node])
-                worst = max(worst, _apart(logits[:, node], branch.logits))
-        plain, text = branch, torch.cat([text, tokens[:, path]], 1)
-        ones = torch.ones(len(lengths), dtype=torch.long)
-        target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
-    if has_states(model.config):  # a scan of the whole text may differ from single steps, which decoding takes
-        return worst
-    # a model that sees later tokens scores its own text differently when it reads the whole text
-    full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
-    return max(worst, _apart(full.logits, plain.logits))
-
-
-class _Plain:
-    """The plain loop: a prompt, then token by token."""
-
-    def __init__(self, model: Any, ids: Tensor, mask: Tensor) -> None:
-        self.model, self.mask = model, mask
-        self.cache = DynamicCache(config=model.config)
-        self.position = mask.sum(1, keepdim=True) - 1
-        self.logits = self._pass(ids, (mask.cumsum(1) - 1).clamp(min=0))
-
-    def step(self, tokens: Tensor) -> None:
-        """Process one token (B,) for each row."""
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
-        self.position = self.position + 1
-        self.logits = self._pass(tokens[:, None], self.position)
-
-    def branch(self) -> _Plain:
-        """An independent copy of the loop's state."""
-        other = copy.copy(self)
-        other.cache = copy.deepcopy(self.cache)
-        return other
-
-    def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
-        arguments = cache_arguments(self.model, self.cache, positions)
-        # `generate` drops such a mask, and that of a model without attention after its prompt
-        unmasked = bool(self.mask.all()) or (STATE_CACHE in arguments and ids.shape[1] < self.mask.shape[1])
-        return self.model(
-            input_ids=ids,
-            attention_mask=None if unmasked else self.mask,
-            **arguments,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-
-
-def _path(parents: tuple[int, ...], node: int) -> list[int]:
-    """Nodes from the root to `node`."""
-    path = [node]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
-
-
-def _apart(scores: Tensor, expected: Tensor) -> float:
-    """Largest difference relative to the largest value; infinite if any value is NaN."""
-    apart = float((scores - expected).abs().max() / expected.abs().max())
-    return apart if apart == apart else float("inf")

@@ -56,6 +56,11 @@ class HfTarget(Target, Protocol):
         """The inputs of `prefill`, from ids (B, P) and the other inputs that `generate` prepared."""
         ...
 
+    def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
+        """Reasons why only transformers' own loop gives what a call asks for, as sentences without a full stop. inputs:
+        those that `generate` prepared."""
+        return []
+
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
         """Whether `extend` must run at the end, because the caller reads the cache."""
         ...

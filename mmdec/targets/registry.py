@@ -7,7 +7,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
-from mmdec.targets.families import SEEING, check_forward, known_families
+from mmdec.targets.families import SEEING, check_forward, known_families, lacking_arguments
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.media import MediaTarget, media_families
 from mmdec.targets.text import TextTarget
@@ -34,8 +34,10 @@ def target_of(model: PreTrainedModel) -> HfTarget:
             f"Whisper, {encoder_decoders()}."
         )
     check_forward(model)
+    lacking = lacking_arguments(model.forward)
+    why = f", whose `forward` does not name {', '.join(lacking)}" if lacking else ""
     raise InputError(
         f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "
-        f"key-value cache, but is {type(model).__name__}. {known_families()} Of models that "
-        f"see or hear, also {media_families()}."
+        f"key-value cache, but is {type(model).__name__}{why}. {known_families()} Of models that see or hear, also "
+        f"{media_families()}."
     )

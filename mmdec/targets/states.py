@@ -11,16 +11,18 @@ columns after a row's own are padding, which no earlier column sees.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import (
     DummyLayer,
     DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
 )
 
@@ -30,6 +32,7 @@ from mmdec.types import Draft, InputError, Scores
 
 BACKLOG = 8  # tokens of a row's backlog at most: then a pass of its own is cheaper than to read them with each draft
 Pass = Callable[[Draft], Scores]
+STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention
 
 
 class States(LinearAttentionLayer):
@@ -130,6 +133,16 @@ def attention_layers(cache: DynamicCache) -> list[Any]:
     return [layer for layer in cast(list[Any], cache.layers) if isinstance(layer, DynamicLayer)]
 
 
+def release(cache: DynamicCache) -> None:
+    """Make the states that a run left in a cache writable: it runs in inference mode, whose tensors no other code may
+    change in place, as the layers of some models do."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            for held in (layer.conv_states, layer.recurrent_states):
+                with torch.inference_mode(False):
+                    held.update({i: one.clone() for i, one in held.items() if one is not None and one.is_inference()})
+
+
 @final
 class StateStore:
     """A run's cache after its prompt, if it has states: they, the rows' backlogs, and a pool of keys and values."""
@@ -225,7 +238,7 @@ class StateStore:
         return cast(torch.device, self.states[0].device)
 
     def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
-        """Run over each row's tokens, padded on the right."""
+        """Run the model over each row's tokens, padded on the right to the longest."""
         width = max(map(len, tokens))
         self._read = tokens
         for layer in self.states:
@@ -234,7 +247,8 @@ class StateStore:
         return run(chains(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
 
     def _keep(self, rows: RowLayout, accepted: list[list[int]]) -> None:
-        """End a pass: keep the columns of each row's accepted tokens, or hold the tokens as its backlog."""
+        """End a pass: keep the states of rows whose columns were all accepted. Other rows read their accepted tokens
+        again with the next pass, as their backlog."""
         width = rows.tree
         kept = [len(tokens) if self.cut or len(tokens) == width else 0 for tokens in accepted]
         self.backlogs = [[] if count else tokens for count, tokens in zip(kept, accepted, strict=True)]
@@ -245,9 +259,22 @@ class StateStore:
 
 
 def _attention(layer: Any) -> Any:
-    """The part of a layer that keeps keys and values; a dummy if it has none."""
+    """The part of a cache's layer that keeps keys and values; a `DummyLayer` for one that has states alone."""
     if isinstance(layer, HybridLayer):
         return layer.attention
     if isinstance(layer, LinearAttentionAndFullAttentionLayer):
         return stock_layer(cast(Tensor, layer.keys), cast(Tensor, layer.values))
     return DummyLayer() if isinstance(layer, LinearAttentionLayer) else layer
+
+
+def has_states(config: PreTrainedConfig) -> bool:
+    """Whether the cache of a model with this configuration has recurrent or convolutional states: then drafts are
+    chains."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
+
+
+def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
+    """The arguments of a pass for a cache and positions (B, N), by the names of the model's `forward`."""
+    if STATE_CACHE in inspect.signature(model.forward).parameters:
+        return {STATE_CACHE: cache}
+    return {"past_key_values": cache, "position_ids": positions}

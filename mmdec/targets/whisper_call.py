@@ -103,13 +103,13 @@ class RememberingEncoder:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the last window that were read, if it was not read whole; else None."""
+        """Seconds of the last window that the encoder has read, if it has not read all of it; else None."""
         if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
             return None
         return 2 * self._states.shape[1] / FRAMES
 
     def whole(self) -> BaseModelOutput:
-        """Read the last window whole, and give these states from now on."""
+        """Let the encoder read all of the last window, and use those states from now on."""
         features, margin = self._last, self._margin
         assert features is not None
         self._last = self._margin = None

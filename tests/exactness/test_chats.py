@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import mmdec
-from mmdec.targets.families import VOCABULARY
+from mmdec.targets.probe import VOCABULARY
 from mmdec.types import InputError
 from tests.support.families import model_of
 from tests.support.pairwise import cover

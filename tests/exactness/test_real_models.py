@@ -172,3 +172,23 @@ def test_what_is_no_speech(whisper: LoadedWhisper, length: float) -> None:
     samples = NOISE * torch.randn(int(length * SAMPLE_RATE), generator=generator)
     (wanted,) = stock(whisper, [samples], WAYS["segments"])
     check(mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, timestamps="segment"), wanted, "segment")
+
+
+@pytest.mark.parametrize("name", ["detected", "words"])
+def test_live(whisper: LoadedWhisper, name: str) -> None:
+    """Recordings with pauses between them, as they arrive: final text is that of the same cut, and what provisional
+    text has told before saves passes."""
+    pause = NOISE / 10 * torch.randn(2 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
+    sound = torch.cat([part for path in RECORDINGS for part in (pause, load_audio(path))] + [pause])
+    options: dict[str, Any] = {"model": whisper, **WAYS[name]}
+    chunks = (sound[at : at + SAMPLE_RATE // 2] for at in range(0, len(sound), SAMPLE_RATE // 2))
+    finals = [one for one in mmdec.transcribe_stream(chunks, every=2.0, **options) if one.final]
+    assert len(finals) >= len(RECORDINGS)
+    passes = [0, 0]
+    for update in finals:
+        cut = sound[round(update.start * SAMPLE_RATE) : round(update.end * SAMPLE_RATE)]
+        wanted = mmdec.transcribe(cut, sample_rate=SAMPLE_RATE, drafter=None, **options)
+        assert update.transcript.tokens == wanted.tokens
+        assert update.transcript.segments == wanted.segments
+        passes = [passes[0] + update.transcript.rounds, passes[1] + wanted.rounds]
+    assert passes[0] < passes[1]

@@ -29,7 +29,7 @@ from tests.support.tiny_squares import write_squares, write_target
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "vlm_drafters"
-SYSTEMS = ("eagle", "msd", "specvlm", "vispec", "flash", "eagle3")
+SYSTEMS = ("eagle", "msd", "specvlm", "vispec", "flash", "eagle3", "dflash")
 SMALL = {
     "eagle": {"intermediate_size": 16},
     "msd": {"intermediate_size": 16},
@@ -37,6 +37,7 @@ SMALL = {
     "vispec": {"intermediate_size": 16},
     "flash": {"intermediate_size": 16, "slots": 3, "latents": 2},
     "eagle3": {"intermediate_size": 16, "draft_vocab_size": 40},
+    "dflash": {"intermediate_size": 16, "num_hidden_layers": 2, "block_size": 4},
 }
 LARGE = [*sorted(RECIPES.glob("mix665k/*.yaml")), *sorted(RECIPES.glob("ultrachat/*.yaml"))]
 pytestmark = [
@@ -82,7 +83,7 @@ def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
         "--trainer.max_epochs=2",
         f"--model.init_args.network={json.dumps(SMALL[system])}",
         "--model.init_args.warmup=1",
-        *(() if system == "flash" else ("--model.init_args.unroll=2", "--model.init_args.unroll_from=3")),
+        *(() if system in ("flash", "dflash") else ("--model.init_args.unroll=2", "--model.init_args.unroll_from=3")),
         "--model.init_args.tree_nodes=6",
         "--model.init_args.chain=3",
         "--model.init_args.decoded=2",

@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.families import small_model
+from mmdec.targets.probe import small_model
 from tests.support.recurrent import OWN as RECURRENT
 from tests.support.recurrent import recurrent_config
 

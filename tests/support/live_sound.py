@@ -31,7 +31,7 @@ def noise(seconds: float, level: float = 1e-3, seed: int = 0) -> Tensor:
 
 def talk(parts: Sequence[float | tuple[str, float | None]], level: float = 0.0) -> Tensor:
     """Pauses in seconds and samples by name, in a room with noise of a level."""
-    sounds = [torch.zeros(round(part * RATE)) if isinstance(part, float) else spoken(*part) for part in parts]
+    sounds = [spoken(*part) if isinstance(part, tuple) else torch.zeros(round(part * RATE)) for part in parts]
     whole = torch.cat(sounds)
     return whole + noise(len(whole) / RATE, level)[: len(whole)] if level else whole
 

@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.families import VOCABULARY, small_model
+from mmdec.targets.probe import VOCABULARY, small_model
 
 BOTH = ["linear_attention", "full_attention"]
 SIZES: dict[str, Any] = {

@@ -29,7 +29,7 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.hub.vlm import FamiliarPictures, LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
-from mmdec.pipelines.call import Usage, fitting
+from mmdec.pipelines.call import Usage, fitting, numbered
 from mmdec.pipelines.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
 from mmdec.targets.vlm import Encoded
 from mmdec.types import Draft, Drafter, InputError, Plan
@@ -175,13 +175,16 @@ def describe_batch(
     read: float,
     earlier: Evidence | None = None,
     count: int = 0,
+    indices: Sequence[int] | None = None,
 ) -> list[Description]:
     """Answer a batch of questions.
 
     pictures: those of each question. read: seconds that it took to make the inputs.
     earlier, count: only for a batch of one: the evidence of `count` pictures that the chat showed before.
+    indices: the questions' positions in the call, for `on_round`. Default None: as in the batch.
     """
-    vlm, speculation, on_round = request.vlm, request.speculation, request.speculation.options.on_round
+    vlm, speculation = request.vlm, request.speculation
+    on_round = numbered(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
     usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
     distances: list[list[float]] = [[] for _ in pictures]
     drafter, observed = speculation.drafter_for(vlm.model), None

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_threads, check_whole, naming_options, show
+from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options, show
 from mmdec.decode.budget import Nodes
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
@@ -34,11 +34,18 @@ from mmdec.images import ImageSource, read_image
 from mmdec.pipelines.call import MAX_BATCH, Batch, Part, System, as_loaded
 from mmdec.pipelines.confidence import check_min_confidence
 from mmdec.pipelines.description.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
-from mmdec.pipelines.description.prompts import Question, check_accepted, render, tensors, too_long, user_message
+from mmdec.pipelines.description.prompts import (
+    Question,
+    check_accepted,
+    render,
+    tensors,
+    too_long,
+    user_message,
+)
 from mmdec.pipelines.threads import with_threads
 from mmdec.types import Drafter, InputError
 
-__all__ = ["DescribeOptions", "describe"]
+__all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
 PROMPT = "Describe this image."
 MAX_IMAGES = 256  # images of one question at most
@@ -124,7 +131,8 @@ def describe(
     dtype: precision of a model given by name. Default None: float32.
     threads: as for `translate_speech`.
     on_text: called with each accepted piece of the answer; for one question only. An exception from it ends the call.
-    on_round: called with each `Round` and its text; for one question only. An exception from it ends the call.
+    on_round: called with each `Round` and its text; its `rows` count the questions of the call. An exception from it
+        ends the call.
     min_confidence: in [0, 1]: refuse answers whose `confidence` is lower. Default None: refuse none.
     options: arguments of `generate`: max_new_tokens (512 if the model names none), do_sample, temperature and so on.
     Returns: a `Description`, or for a list of images a list of them in the same order.
@@ -135,9 +143,8 @@ def describe(
     check_threads(threads)
     least = check_min_confidence(min_confidence)
     batch = Batch(_questions(image, prompt), not isinstance(image, list), "images")
-    remedy = "Call `describe` for each of them."
-    batch.check_listener("on_text", on_text, "a function of a piece of text", remedy)
-    batch.check_listener("on_round", on_round, "a function of a round", remedy)
+    batch.check_listener("on_text", on_text, "a function of a piece of text", "Call `describe` for each of them.")
+    check_callable("on_round", on_round, "a function of a round")
     vlm = as_loaded(VLM, model, processor, device, dtype)
     chosen = as_drafter(vlm, drafter)
     decoding = DecodingOptions(chosen, rule, num_speculative_tokens, seed, statistics, on_round)
@@ -194,7 +201,7 @@ def _in_batches(
         inputs, batch = _tensors(request, questions, batch, errors)
         if batch:
             pictures = [questions[index].pictures for index in batch]
-            described = describe_batch(request, inputs, pictures, stopwatch.lap())
+            described = describe_batch(request, inputs, pictures, stopwatch.lap(), indices=batch)
             descriptions |= zip(batch, described, strict=True)
     return descriptions
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import torch
@@ -355,7 +355,8 @@ class UsageMeter:
         begins: Begins | None = None,
     ) -> None:
         """recordings: number in the batch. on_window: called with the progress that `window` gets. on_round: called
-        with each round. margin: see `TranscriptionRequest`. begins: for word timestamps, see `SpokenTokens`."""
+        with each round, whose rows are recordings of the batch. margin: see `TranscriptionRequest`. begins: for word
+        timestamps, see `SpokenTokens`."""
         once = encoding_once(model, self._encoder_pass, can_twin(model), margin)
         self.model, self._encoding = once  # only for this call
         if begins is not None:
@@ -427,7 +428,7 @@ class UsageMeter:
         for round_ in run.rounds:
             drafter += self._count(round_)
             if self._on_round is not None:
-                self._on_round(round_)
+                self._on_round(replace(round_, rows=[self._recordings[row] for row in round_.rows]))
             tokens += [token for token in round_.tokens[0] if token < self._first_time]
             if seconds is not None and len(tokens) >= looked + GUARDED:
                 looked = len(tokens)

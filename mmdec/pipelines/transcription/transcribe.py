@@ -36,7 +36,7 @@ from mmdec.generation.speculation import option_names
 from mmdec.hub.ctc import SYSTEM as CTC
 from mmdec.hub.find import drafter_by_name, kind
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
-from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting
+from mmdec.pipelines.call import MAX_BATCH, Part, System, Usage, as_loaded, fitting, numbered
 from mmdec.pipelines.confidence import check_min_confidence, confidence, evidence
 from mmdec.pipelines.inputs import Audio, AudioList, read, recordings, silent
 from mmdec.pipelines.threads import with_threads
@@ -59,6 +59,8 @@ LoadedTranscriber = LoadedWhisper  # public name in `mmdec.load`
 load_transcriber = load_whisper
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
+UNSURE = 0.7  # a lower confidence of the shipped model names another
+FOR_PEOPLE = "openai/whisper-base"
 WHISPER = System(
     load_whisper,
     LoadedWhisper,
@@ -152,7 +154,8 @@ def transcribe(
     threads: as for `translate_speech`.
     progress: called with the seconds of sound done and in total. An exception from it ends the call.
     min_confidence: in [0, 1]: refuse transcripts whose `confidence` is lower. Default None: refuse none.
-    on_round: called with each `Round` of the decoder; for one recording only. An exception from it ends the call.
+    on_round: called with each `Round` of the decoder; its `rows` count the recordings of the call. An exception from it
+        ends the call.
     options: arguments of `generate`: temperature (a tuple is the fallback ladder), logprob_threshold,
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
         max_new_tokens,
@@ -168,7 +171,7 @@ def transcribe(
     least = check_min_confidence(min_confidence)
     batch = recordings(audio, sample_rate)
     check_callable("progress", progress, "a function of the seconds done and all seconds")
-    batch.check_listener("on_round", on_round, "a function of a round", "Transcribe them one by one.")
+    check_callable("on_round", on_round, "a function of a round")
     whisper = as_loaded(WHISPER, model, processor, device, dtype)
     decoding = DecodingOptions(as_drafter(whisper, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
     spoken = Spoken(timestamps, language, task, prompt, audio_context)
@@ -256,7 +259,7 @@ def transcribe_batch(
     inputs = request.features(recordings)
     features = stopwatch.lap()
     speculation = request.speculation
-    listeners = (_of_caller(on_window), _of_caller(speculation.options.on_round))
+    listeners = (_of_caller(on_window), _of_caller(numbered(speculation.options.on_round, indices)))
     begins = None
     if request.timestamps == "word":
         begins = partial(beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))
@@ -286,14 +289,16 @@ def transcribe_batch(
             timings=_timings(usage, features * len(samples) / samples_read, rest),
             seconds=len(samples) / SAMPLE_RATE,
             lossless=speculation.options.lossless,
-            confidence=confidence(seen, request.calibrations, TRANSCRIPT),
+            confidence=sure,
             calibrated=TRANSCRIPT in request.calibrations,
             evidence=seen,
             windows=usage.prompts,
+            note=_advice(request.whisper, sure),
         )
         for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
         for tokens in [[token for segment in segments for token in segment.tokens]]
         for seen in [evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(model), len(samples))}]
+        for sure in [confidence(seen, request.calibrations, TRANSCRIPT)]
     ]
 
 
@@ -310,6 +315,14 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
         if isinstance(error, ValueError) or not meter.prompts:
             raise options_error(request.given, error, option_names(request.whisper.model)) from error
         raise
+
+
+def _advice(whisper: LoadedWhisper, sure: float) -> str:
+    """Which model to take where the shipped one, which learned from synthetic voices, is unsure; else ""."""
+    shipped = whisper.directory is not None and whisper.directory.name == DEFAULT_MODEL
+    if not shipped or sure >= UNSURE:
+        return ""
+    return f'{DEFAULT_MODEL} is unsure of this voice; model="{FOR_PEOPLE}" knows recordings of people'
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:

@@ -28,7 +28,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.publish import push_folder
-from mmdec.hub.translator_files import STRATEGIES
+from mmdec.hub.translator_files import GRAPH_STRATEGIES, STRATEGIES
 from mmdec.nn.dag_decoder import BOS
 from mmdec.nn.source import Source
 from mmdec.pipelines.confidence import Calibration, confidence
@@ -37,6 +37,8 @@ from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
 from mmdec.targets.units import EOS, PAD, UnitTarget
 from mmdec.types import InputError
+
+__all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # rows of a padded batch on a GPU

@@ -26,7 +26,7 @@ from mmdec.training.corpora.image_text import asked_of
 from mmdec.training.options import check_counts
 from mmdec.training.processes import only_one
 from mmdec.training.timed_run import Recipe, set_deadline
-from mmdec.training.vlm_drafters import eagle3, systems  # noqa: F401 # so that `modules` knows them
+from mmdec.training.vlm_drafters import dflash, eagle3, systems  # noqa: F401 # so that `modules` knows them
 from mmdec.training.vlm_drafters.data import DraftData
 from mmdec.training.vlm_drafters.module import DraftModule
 from mmdec.types import InputError

@@ -172,8 +172,18 @@ def test_rounds_are_heard(vlm: LoadedVlm) -> None:
     assert len(rounds) == out.rounds
     assert [token for one in rounds for token in one.tokens[0]] == out.tokens
     assert "".join(text for one in rounds for text in one.text).strip() == out.text
-    with pytest.raises(InputError, match="`on_round`"):
-        mmdec.describe([pixels(6)], QUESTION, model=vlm, on_round=rounds.append)
+
+
+def test_rounds_of_several_questions_name_each_by_its_place(vlm: LoadedVlm) -> None:
+    """Also where one was refused, and in several batches."""
+    rounds: list[Round] = []
+    questions = [QUESTION, "", "Where is the red star?", "A menu?"]
+    with pytest.raises(mmdec.BatchError) as refused:
+        mmdec.describe([pixels(6)] * 4, questions, model=vlm, batch_size=2, on_round=rounds.append)
+    for index, out in enumerate(refused.value.results):
+        heard = [pair for one in rounds for pair in zip(one.rows, one.tokens, one.text, strict=True)]
+        assert [token for row, tokens, _ in heard for token in tokens if row == index] == (out.tokens if out else [])
+        assert "".join(text for row, _, text in heard if row == index).strip() == (out.text if out else "")
 
 
 def test_stream_takes_what_the_processor_gives(vlm: LoadedVlm) -> None:

@@ -1,0 +1,62 @@
+"""`mmdec serve`: an HTTP server with OpenAI's endpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmdec import InputError
+from mmdec.cli.options import Device, Dtype, Threads, dtype_or_quick
+
+TOKEN = "MMDEC_TOKEN"
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...", help="Models to serve, as for --model elsewhere. Default: the shipped ones."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the web server.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    token: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"A file with the token that clients must bring. Or the variable {TOKEN}."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Requests decoded together.")] = 8,
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Open requests; more are answered 429.")] = 64,
+    sessions: Annotated[int, typer.Option(min=0, metavar="N", help="Open live transcriptions.")] = 8,
+    megabytes: Annotated[float, typer.Option(min=0.001, help="Size of a request.")] = 25.0,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Length of a recording.")] = 900.0,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens of an answer.")] = 1024,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds until a request must be answered.")] = 300.0,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what runs have learned here, for the next start on this machine."),
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+) -> None:
+    """Serve models at OpenAI's endpoints: transcriptions, translations, speech, chats with pictures, live sound.
+
+    Requests that wait become one batch. SIGTERM or Ctrl-C ends the server after what was begun.
+    """
+    secret = os.environ.get(TOKEN) or None
+    if token is not None:
+        try:
+            secret = token.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"`token` must be a readable file, but '{token}' is not ({error}). Check it.") from error
+    if secret is not None and not (secret and secret.isascii() and secret.isprintable()):
+        raise InputError("`token` must hold a line of plain letters, but does not. Write one.")
+    from mmdec.serving.app import serve as run
+    from mmdec.serving.server import Limits
+
+    limits = Limits(requests, sessions, megabytes, seconds, tokens, wait)
+    placed = (device, dtype_or_quick(dtype, device))
+    run(models or [], (host, port), secret, limits, batch_size, threads, placed, statistics)

@@ -1,0 +1,138 @@
+"""The application: its routes, its errors in OpenAI's form, and how it starts and ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mmdec
+from mmdec import MmdecError
+
+try:
+    import python_multipart as _  # noqa: F401 # FastAPI needs it for uploads
+    import uvicorn
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse, PlainTextResponse
+    from starlette.exceptions import HTTPException
+except ImportError as error:
+    raise MmdecError(f"The server needs {error.name}, which is not installed. pip install 'mmdec[serve]'") from error
+
+from mmdec.pipelines.description.describe import DEFAULT_MODEL as ANSWERS
+from mmdec.pipelines.load import DEFAULT as TRANSLATES
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL as TRANSCRIBES
+from mmdec.serving import chat, realtime, speech
+from mmdec.serving.engines import How, load
+from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
+
+log = logging.getLogger(__name__)
+MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # served where none is named
+GRACE = 120  # seconds that requests may take after a signal to end
+
+
+def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
+    """The ASGI application of a server. ending: called when all requests are answered."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        server.worker.close()
+        ending()
+
+    app = FastAPI(title="mmdec", version=mmdec.__version__, lifespan=lifespan)
+    app.state.server = server
+    app.add_middleware(Door, server=server)  # type: ignore[arg-type] # an ASGI class
+    for module in (speech, chat, realtime):
+        app.include_router(module.router)
+    for path, function in (("/v1/models", models), ("/health", health), ("/metrics", metrics)):
+        app.add_api_route(path, function, response_model=None)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    for kind in (ApiError, mmdec.InputError, Exception):
+        app.add_exception_handler(kind, _failed)
+    app.add_exception_handler(HTTPException, _refused)
+    return app
+
+
+async def models(request: Request) -> JSONResponse:
+    """The models that are served."""
+    server = server_of(request)
+    rows = [
+        {"id": name, "object": "model", "created": server.began, "owned_by": "mmdec", "task": model.task}
+        for name, model in server.models.items()
+    ]
+    return JSONResponse({"object": "list", "data": rows})
+
+
+async def health(request: Request) -> JSONResponse:
+    """200 as soon as requests are answered."""
+    waiting, decoding = server_of(request).worker.waiting()
+    return JSONResponse({"status": "ok", "waiting": waiting, "decoding": decoding})
+
+
+async def metrics(request: Request) -> PlainTextResponse:
+    """Counters in Prometheus' text format."""
+    server = server_of(request)
+    waiting, decoding = server.worker.waiting()
+    gauges = {
+        "jobs_waiting": ("Jobs that wait for the models.", float(waiting)),
+        "jobs_decoding": ("Jobs in the batch that is being decoded.", float(decoding)),
+        "requests_open": ("Requests that are not answered yet.", float(server.open)),
+        "live_sessions": ("Open sessions of live transcription.", float(server.sessions)),
+    }
+    return PlainTextResponse(server.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+
+async def _failed(_: Request, error: Exception) -> JSONResponse:
+    return ApiError.of(error).response()
+
+
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"][1:]]
+    param = ".".join(place) or None
+    return ApiError(400, f"`{param or 'body'}`: {first['msg']}.", param=param).response()
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    """What FastAPI itself refuses: unknown addresses, other methods, broken bodies."""
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, f"{error.detail}.", headers=error.headers).response()
+
+
+def serve(
+    names: Sequence[str],
+    address: tuple[str, int] = ("127.0.0.1", 8000),
+    token: str | None = None,
+    limits: Limits | None = None,
+    rows: int = 8,
+    threads: int | None = None,
+    placed: tuple[str | None, Any] = (None, None),
+    statistics: Path | None = None,
+) -> None:
+    """Load models and serve them until a signal ends it. What was begun is answered first.
+
+    names: models as for `mmdec.load`; none: the shipped ones. address: host and port. token: see `Server`. rows: of a
+        batch at most. threads: as for `mmdec.transcribe`. placed: device and dtype of the models. statistics: a file
+        in which what runs have learned is kept between starts.
+    Raises: InputError for a model that cannot be loaded; MmdecError if nothing can be served at this address.
+    """
+    host, port = address
+    config = uvicorn.Config("", host=host, port=port, timeout_graceful_shutdown=GRACE, log_level="warning")
+    kept = mmdec.DecodingStatistics()
+    if statistics is not None and statistics.exists():
+        kept = mmdec.DecodingStatistics.load(statistics)
+
+    def ending() -> None:
+        if statistics is not None:
+            kept.save(statistics)
+
+    how = How(rows, threads, kept)
+    engines = dict(load(name, how, *placed) for name in names or MODELS)
+    server = Server(engines, limits or Limits(), token)
+    config.app = build(server, ending)
+    print(f"mmdec serves {', '.join(engines)} at http://{host}:{port}/v1", flush=True)
+    uvicorn.Server(config).run()

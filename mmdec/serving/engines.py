@@ -1,0 +1,205 @@
+"""What decodes the jobs of each task: transcription, speech translation, questions about pictures, by the public calls.
+
+A batch is one call of `mmdec.transcribe` or of its kin, so that a served answer is that of the call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import mmdec
+from mmdec.pipelines.description.dialogues import Dialogue, answer
+from mmdec.pipelines.inputs import silent
+from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
+from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.serving.waiting import Gone, Job, Stopped
+
+HELD = " \t\r\n\ufffd"  # what a text does not end with before it is whole
+RATE = 16_000  # Hz of the samples that jobs hold
+
+
+@final
+@dataclass(frozen=True)
+class How:
+    """How all models decode."""
+
+    rows: int = 8  # of a batch at most
+    threads: int | None = None  # as for `mmdec.transcribe`
+    statistics: mmdec.DecodingStatistics | None = None  # what runs have learned; None: those of the process
+
+
+@final
+class Deltas:
+    """Cuts a growing text into pieces that never have to be taken back."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        """stops: strings that end the text; it is cut before them."""
+        self._stops, self._sent = stops, 0
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop."""
+        return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
+
+    def grown(self, text: str) -> str:
+        """What is new in the whole text so far. Held back: spaces at the end, half a character, what may become a
+        stop."""
+        text = self.cut(text.lstrip())
+        ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        return self._new(text[: len(text) - max(ends, default=0)].rstrip(HELD))
+
+    def end(self, text: str) -> str:
+        """What is new in the final text."""
+        return self._new(text)
+
+    def _new(self, text: str) -> str:
+        new, self._sent = text[self._sent :], max(self._sent, len(text))
+        return new
+
+
+@final
+class Transcription:
+    """A model that transcribes. A job holds samples (T,), its key the options of `mmdec.transcribe`."""
+
+    task = "transcription"
+
+    def __init__(self, loaded: LoadedTranscriber, how: How) -> None:
+        self.loaded, self._how = loaded, how
+
+    def job(self, samples: Any, **options: Any) -> Job:
+        """A job for 16 kHz samples (T,). options: of `mmdec.transcribe`; those that are None are left out."""
+        chosen = {name: value for name, value in options.items() if value is not None}
+        extractor = self.loaded.extractor
+        long = len(samples) // extractor.hop_length > extractor.nb_max_frames
+        kind = "silent" if silent(samples) else "long" if long else "short"
+        rows = self._how.rows if kind == "short" else 1
+        return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
+
+    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """Transcribe the jobs as one batch."""
+        kind, *options = jobs[0].key  # type: ignore[misc] # as `job` makes it
+        tokens: list[list[int]] = [[] for _ in jobs]
+        deltas = [Deltas() for _ in jobs]
+
+        def hear(round_: Any) -> None:
+            if all(job.gone for job in jobs):
+                raise Stopped
+            for row, new in zip(round_.rows, round_.tokens, strict=True):
+                # a window of a long recording may be read again from its last timestamp on
+                if jobs[row].streams and kind == "short":
+                    tokens[row] += new
+                    text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)
+                    if piece := deltas[row].grown(text):
+                        jobs[row].tell("text", piece)
+
+        def call() -> Any:
+            return mmdec.transcribe(
+                [job.given for job in jobs],
+                sample_rate=RATE,
+                model=self.loaded,
+                threads=self._how.threads,
+                statistics=self._how.statistics,
+                batch_size=len(jobs),
+                on_round=hear,
+                stopping_criteria=[Gone(jobs)],
+                **dict(options),
+            )
+
+        results = _results(call)
+        for job, result, delta in zip(jobs, results, deltas, strict=True):
+            if job.streams and isinstance(result, mmdec.Transcript) and (rest := delta.end(result.text)):
+                job.tell("text", rest)
+        return results
+
+
+@final
+class Translation:
+    """A speech translator. A job holds samples (T,). On a processor each is translated alone, as `translate_speech`
+    does."""
+
+    task = "translation"
+
+    def __init__(self, translator: SpeechTranslator, how: How) -> None:
+        self.translator, self._how = translator, how
+        self._rows = 1 if translator.device.type == "cpu" else how.rows
+
+    def job(self, samples: Any) -> Job:
+        """A job for 16 kHz samples (T,)."""
+        return Job(self, (), samples, self._rows, len(samples) / RATE)
+
+    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """Translate the jobs, as one batch on a GPU."""
+
+        def heard(_: Any) -> None:
+            if jobs[0].gone:
+                raise Stopped
+
+        given: dict[str, Any] = {"sample_rate": RATE, "model": self.translator, "threads": self._how.threads}
+        if len(jobs) == 1:
+            return _results(lambda: [mmdec.translate_speech(jobs[0].given, on_pass=heard, **given)])
+        return _results(lambda: mmdec.translate_speech([job.given for job in jobs], **given))
+
+
+@final
+class Answering:
+    """A model of pictures. A job holds a `Dialogue`, its key the options of `mmdec.describe`."""
+
+    task = "answer"
+
+    def __init__(self, vlm: Any, how: How) -> None:
+        self.vlm, self._how = vlm, how
+
+    def job(self, dialogue: Dialogue, **options: Any) -> Job:
+        """A job for a dialogue. options: of `mmdec.describe`; those that are None are left out."""
+        chosen = {name: value for name, value in options.items() if value is not None}
+        # the noise of a seed depends on the row: a seed means the same answer only where a request is alone
+        rows = 1 if "seed" in chosen else self._how.rows
+        return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
+
+    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """Answer the jobs as one batch."""
+        options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # as `job` makes it
+        stops = options.pop("stop_strings", ())
+        options |= {"stop_strings": list(stops)} if stops else {}
+        texts, deltas = [""] * len(jobs), [Deltas(stops) for _ in jobs]
+
+        def hear(round_: Any) -> None:
+            if all(job.gone for job in jobs):
+                raise Stopped
+            for row, piece in zip(round_.rows, round_.text, strict=True):
+                texts[row] += piece
+                if jobs[row].streams and (new := deltas[row].grown(texts[row])):
+                    jobs[row].tell("text", new)
+
+        dialogues = [job.given for job in jobs]
+        options |= {"on_round": hear, "stopping_criteria": [Gone(jobs)], "statistics": self._how.statistics}
+        results = _results(lambda: answer(self.vlm, dialogues, threads=self._how.threads, **options))
+        for job, result, delta in zip(jobs, results, deltas, strict=True):
+            if job.streams and isinstance(result, mmdec.Description) and (rest := delta.end(delta.cut(result.text))):
+                job.tell("text", rest)
+        return results
+
+
+Served = Transcription | Translation | Answering
+
+
+def load(model: str, how: How, device: str | None, dtype: Any) -> tuple[str, Served]:
+    """Load a model by name, folder or hub id. Returns its name for clients, and its engine. Raises InputError."""
+    loaded = mmdec.load(model, device, dtype=dtype)
+    name = Path(model).resolve().name if os.path.isdir(model) else model
+    if isinstance(loaded, LoadedTranscriber):
+        return name, Transcription(loaded, how)
+    if isinstance(loaded, SpeechTranslator):
+        return name, Translation(loaded, how)
+    return name, Answering(loaded, how)
+
+
+def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """The results of a batch, with an error in the place of each that was refused."""
+    try:
+        return call()
+    except mmdec.BatchError as error:
+        return [error.errors.get(index, result) for index, result in enumerate(error.results)]

@@ -1,0 +1,208 @@
+"""`/v1/realtime`: live transcription over a WebSocket, with the events of OpenAI's realtime transcription.
+
+The client sends `input_audio_buffer.append` with 16-bit sound in base64. A window of speech ends with a pause, or with
+`input_audio_buffer.commit`; then its text is final. Provisional text is replaced, not continued, while somebody speaks,
+so it comes as an event of ours, `mmdec.transcription.provisional`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, final
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+
+from mmdec import InputError
+from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
+from mmdec.serving.engines import Transcription
+from mmdec.serving.server import ApiError, Server, server_of
+from mmdec.serving.waiting import Job, Stopped
+
+router = APIRouter(prefix="/v1")
+RATE = 24_000  # Hz, where the session names no other
+AHEAD = 30.0  # seconds of sound that may wait; then the server reads no further, and the network holds the client back
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+@final
+class Feeding:
+    """The engine of a session: its jobs hand sound to the transcriber, in the server's one decoding thread."""
+
+    task = "live transcription"
+
+    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """Run the one job's function."""
+        (job,) = jobs
+        return [job.given()]
+
+
+@final
+class Session:
+    """One client's live transcription."""
+
+    def __init__(self, socket: WebSocket, server: Server) -> None:
+        self._socket, self._server, self._feeding = socket, server, Feeding()
+        self._options: dict[str, Any] = {"sample_rate": RATE}
+        self._engine = server.engine(socket.query_params.get("model"), Transcription)
+        self._live: LiveTranscriber | None = None
+        self._before = 0.0  # seconds of sound before this transcriber's
+        self._items = 0
+        self._sound = bytearray()  # what arrived and was not handed on yet
+        self._commits = self._ended = False
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Answer the client until it goes."""
+        await self._send("session.created", session=self._session())
+        feeding = asyncio.ensure_future(self._feed())
+        try:
+            while True:
+                try:
+                    await self._take(json.loads(await self._socket.receive_text()))
+                except (ApiError, InputError, ValueError, TypeError, AttributeError, KeyError) as error:
+                    await self._refuse(error)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            feeding.cancel()
+
+    def _session(self) -> dict[str, Any]:
+        options = {name: self._options.get(name) for name in ("language", "prompt")}
+        form = {"type": "audio/pcm", "rate": self._options["sample_rate"]}
+        return {"type": "transcription", "audio": {"input": {"format": form, "transcription": options}}}
+
+    async def _send(self, kind: str, **content: Any) -> None:
+        await self._socket.send_json({"type": kind, **content})
+
+    async def _refuse(self, error: Exception) -> None:
+        known = isinstance(error, (ApiError, InputError))
+        told = ApiError.of(error) if known else ApiError(400, "An event must be a JSON object of a known form.")
+        await self._send("error", **told.content)
+
+    async def _take(self, event: dict[str, Any]) -> None:
+        """One event of the client."""
+        kind = event["type"]
+        if kind == "session.update":
+            self._update(event["session"])
+            await self._send("session.updated", session=self._session())
+        elif kind == "input_audio_buffer.append":
+            try:
+                sound = base64.b64decode(event["audio"], validate=True)
+            except binascii.Error as error:
+                raise ApiError(400, f"`audio` must be valid base64, but is not: {error}.", param="audio") from None
+            most = AHEAD * 2 * self._options["sample_rate"]
+            async with self._changed:
+                await self._changed.wait_for(lambda: len(self._sound) < most)
+                self._sound += sound
+                self._changed.notify_all()
+        elif kind == "input_audio_buffer.commit":
+            async with self._changed:
+                self._commits = True
+                self._changed.notify_all()
+                await self._changed.wait_for(lambda: not self._commits)
+        else:
+            raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type")
+
+    def _update(self, session: dict[str, Any]) -> None:
+        """Take the settings of `session.update`, in the current form."""
+        if self._live is not None or self._sound:
+            raise ApiError(400, "`session` must be set before the sound begins.", param="session")
+        heard = session.get("audio", {}).get("input", {})
+        form, wanted = heard.get("format") or {}, heard.get("transcription") or {}
+        if form.get("type", "audio/pcm") != "audio/pcm":
+            raise ApiError(400, "`format.type` must be audio/pcm.", param="session")
+        options = dict(self._options)
+        if "rate" in form:
+            options["sample_rate"] = form["rate"]
+        if wanted.get("model") is not None:
+            self._engine = self._server.engine(wanted["model"], Transcription)
+        for name in ("language", "prompt"):
+            if wanted.get(name):
+                options[name] = wanted[name]
+        LiveTranscriber(model=self._engine.loaded, **options)  # refuses what is wrong
+        self._options = options
+
+    async def _feed(self) -> None:
+        """Hand all sound that has arrived to the transcriber, again and again."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._sound or self._commits)
+                sound, commits = bytes(self._sound), self._commits
+                self._sound.clear()
+                self._changed.notify_all()
+            try:
+                if self._live is None:
+                    self._live = LiveTranscriber(model=self._engine.loaded, **self._options)
+                if sound:
+                    await self._run(partial(self._live.feed, sound))
+                if commits:
+                    await self._run(self._live.end)
+            except (ApiError, InputError) as error:
+                await self._refuse(error)
+            if commits:
+                async with self._changed:
+                    self._before += self._live.seconds if self._live is not None else 0.0
+                    self._live, self._commits = None, False
+                    self._changed.notify_all()
+
+    async def _run(self, work: Callable[[], Iterable[StreamUpdate]]) -> None:
+        """Decode in the worker's thread, and send the updates as they come."""
+        job: Job
+
+        def decode() -> None:
+            for update in work():
+                if job.gone:
+                    raise Stopped
+                self._server.metrics.decoded(self._feeding.task, update.transcript, update.transcript.seconds)
+                job.tell("text", update)
+
+        job = Job(self._feeding, (), decode)
+        self._server.worker.submit(job)
+        try:
+            while True:
+                kind, value = await job.events.get()
+                if kind == "text":
+                    await self._tell(value)
+                elif kind == "error":
+                    raise ApiError.of(value)
+                else:
+                    return
+        finally:
+            job.gone = True
+
+    async def _tell(self, update: StreamUpdate) -> None:
+        item = f"item_{self._items}"
+        times = {"start": round(self._before + update.start, 3), "end": round(self._before + update.end, 3)}
+        if not update.final:
+            await self._send("mmdec.transcription.provisional", item_id=item, text=update.text, **times)
+            return
+        self._items += 1
+        await self._send("input_audio_buffer.committed", item_id=item)
+        await self._send(f"{TRANSCRIPTION}.delta", item_id=item, content_index=0, delta=update.text)
+        usage = {"type": "duration", "seconds": round(update.end - update.start, 3)}
+        done = {"item_id": item, "content_index": 0, "transcript": update.text, "usage": usage}
+        await self._send(f"{TRANSCRIPTION}.completed", **done, **times)
+
+
+@router.websocket("/realtime")
+async def realtime(socket: WebSocket) -> None:
+    """Live transcription."""
+    server = server_of(socket)
+    await socket.accept()
+    server.sessions += 1
+    try:
+        if server.sessions > server.limits.sessions:
+            await socket.send_json({"type": "error", **server.busy().content})
+            await socket.close(1013)  # try again later
+            return
+        await Session(socket, server).run()
+    except ApiError as error:  # the model that the address names
+        await socket.send_json({"type": "error", **error.content})
+        await socket.close(1008)
+    finally:
+        server.sessions -= 1

@@ -1,0 +1,280 @@
+"""A server's models and limits, its door, and how a handler waits for a job while it watches its client."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mmdec import InputError
+from mmdec.serving.engines import Served
+from mmdec.serving.metrics import Metrics
+from mmdec.serving.waiting import Job, Stopped, Worker
+
+log = logging.getLogger(__name__)
+UNCACHED = {"Cache-Control": "no-store"}
+READERS = 2  # uploads that are turned into samples or pixels at the same time
+T = TypeVar("T")
+Engine = TypeVar("Engine", bound=Served)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes."""
+
+    requests: int = 64  # open at the same time; further ones are told to come again
+    sessions: int = 8  # of live transcription
+    megabytes: float = 25.0  # of a request
+    seconds: float = 900.0  # of sound in a request
+    tokens: int = 1024  # new tokens of an answer
+    wait: float = 300.0  # seconds until a request must be answered
+    upload: float = 60.0  # seconds in which a request must have arrived
+
+
+@final
+class ApiError(Exception):
+    """An answer in the form of OpenAI's errors."""
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
+    ) -> None:
+        """more: `param`, the wrong parameter; `headers`."""
+        self.status, self.headers = status, more.get("headers")
+        self.content = {"error": {"message": message, "type": kind, "param": more.get("param"), "code": code}}
+        super().__init__(message)
+
+    @classmethod
+    def of(cls, error: Exception) -> ApiError:
+        """The answer to an error of a job or a handler."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, InputError):
+            named = re.match(r"`(\w+)`", str(error))
+            return cls(400, str(error), param=named and named[1])
+        log.error("a request failed", exc_info=error)
+        return cls(500, "The server failed. Its log says more.", "server_error")
+
+    def response(self) -> JSONResponse:
+        """The HTTP response."""
+        return JSONResponse(self.content, self.status, self.headers)
+
+
+@final
+class Server:
+    """Models by name, the worker that decodes, limits and counters."""
+
+    def __init__(self, models: Mapping[str, Served], limits: Limits, token: str | None = None) -> None:
+        """token: what clients must bring as `Authorization: Bearer`; None: everybody is let in."""
+        self.models, self.limits, self.metrics = models, limits, Metrics()
+        self.worker = Worker(self.metrics)
+        self.began = int(time.time())
+        self.open = self.sessions = 0
+        self._token = None if token is None else f"Bearer {token}".encode()
+        self._reading = asyncio.Semaphore(READERS)
+
+    def admitted(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request brings the token."""
+        return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
+
+    def engine(self, name: str | None, *kinds: type[Engine]) -> Engine:
+        """The model of this name, or the first of these kinds. Raises ApiError if there is none, or it is of another
+        kind."""
+        fitting = {own: model for kind in kinds for own, model in self.models.items() if isinstance(model, kind)}
+        if name is None and fitting:
+            return next(iter(fitting.values()))
+        if name in fitting:
+            return fitting[name]
+        listed = ", ".join(fitting) or "none"
+        raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
+
+    async def read(self, function: Callable[[], T]) -> T:
+        """Run what reads an upload in a thread, few at a time."""
+        async with self._reading:
+            return await asyncio.to_thread(function)
+
+    async def events(self, request: Request, job: Job) -> AsyncIterator[tuple[str, Any]]:
+        """Decode a job, and yield its texts and then its result. A client that goes away, or waits too long, ends it.
+
+        Raises ApiError.
+        """
+        gone = asyncio.ensure_future(_disconnected(request))
+        end = time.monotonic() + self.limits.wait
+        self.worker.submit(job)
+        try:
+            while True:
+                event = asyncio.ensure_future(job.events.get())
+                await asyncio.wait((event, gone), timeout=end - time.monotonic(), return_when="FIRST_COMPLETED")
+                if not event.done():
+                    event.cancel()
+                    if gone.done():
+                        raise ApiError(499, "The client has gone.", code="client_gone")
+                    # clients of OpenAI come again by themselves, which would make it worse
+                    headers = {"x-should-retry": "false"}
+                    raise ApiError(504, "The answer took too long.", "timeout", "timeout", headers=headers)
+                kind, value = event.result()
+                if kind == "error":
+                    raise ApiError(499, "The client has gone.") if isinstance(value, Stopped) else ApiError.of(value)
+                yield kind, value
+                if kind == "result":
+                    return
+        finally:
+            job.gone = True
+            gone.cancel()
+
+    async def result(self, request: Request, job: Job) -> Any:
+        """Decode a job, and return its result. Raises ApiError."""
+        async for kind, value in self.events(request, job):
+            if kind == "result":
+                return value
+        raise AssertionError("events end with a result or an error")
+
+    def busy(self) -> ApiError:
+        """The answer to one request too many."""
+        after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
+        return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns once the client has gone. The request's body must have been read."""
+    with suppress(Exception):
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+
+def server_of(request: Any) -> Server:
+    """The server of a request or a WebSocket."""
+    return request.app.state.server
+
+
+@final
+class EventStream(StreamingResponse):
+    """A response of server-sent events."""
+
+    @classmethod
+    async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
+        """A stream that has begun. Raises what `events` raises before its first event: that is an ordinary response."""
+        return cls(_lines(await anext(events), events), media_type="text/event-stream", headers=UNCACHED)
+
+
+async def _lines(first: Mapping[str, Any], events: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[str]:
+    yield _data(first)
+    try:
+        async for event in events:
+            yield _data(event)
+    except Exception as error:  # the status has been sent: the error is an event
+        yield _data(ApiError.of(error).content)
+        return
+    yield "data: [DONE]\n\n"
+
+
+def _data(event: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+
+@final
+class Door:
+    """ASGI middleware: lets in who brings the token, while there is room, with a request of bounded size and time."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guarded = scope["type"] in ("http", "websocket") and scope["path"].startswith("/v1/")
+        if not guarded:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            if self._server.admitted(dict(scope["headers"])):
+                await self._app(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})  # before it was accepted: 403
+        else:
+            await self._request(scope, receive, send)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server, began, status = self._server, time.perf_counter(), 499
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        server.open += 1
+        try:
+            refused = self._refusal(dict(scope["headers"]))
+            if refused is not None:
+                await refused.response()(scope, receive, sending)
+            else:
+                upload = Upload(receive, sending, server.limits)
+                await self._app(scope, upload.receive, upload.send)
+        finally:
+            server.open -= 1
+            path = scope["path"] if status not in (404, 405) else "other"
+            server.metrics.add("requests_total", endpoint=path, status=str(status))
+            server.metrics.observe("request_seconds", time.perf_counter() - began, endpoint=path)
+
+    def _refusal(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        server = self._server
+        if not server.admitted(headers):
+            bearer = {"WWW-Authenticate": "Bearer"}
+            return ApiError(401, "A valid token must come as `Authorization: Bearer`.", code="token", headers=bearer)
+        if server.open > server.limits.requests:
+            return server.busy()
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > server.limits.megabytes * 1e6:
+            return too_large(server.limits)
+        return None
+
+
+def too_large(limits: Limits) -> ApiError:
+    """The answer to a request with too many bytes."""
+    return ApiError(413, f"A request must have at most {limits.megabytes:g} MB.", code="too_large")
+
+
+@final
+class Upload:
+    """The body of one request: what was declared is not believed, bytes and seconds are counted.
+
+    A body that is too large or too slow ends, for the handler, as if the client had gone; the client is told why.
+    """
+
+    def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
+        self._receive, self._send, self._limits = receive, send, limits
+        self._left, self._whole = limits.megabytes * 1e6, False
+        self._end = time.monotonic() + limits.upload
+        self._refused: ApiError | None = None
+
+    async def receive(self) -> Message:
+        """The next message from the client."""
+        if self._whole:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(self._end - time.monotonic(), 0.0))
+        except TimeoutError:
+            self._refused = ApiError(408, f"A request must arrive within {self._limits.upload:g} seconds.", code="slow")
+            return {"type": "http.disconnect"}
+        self._left -= len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        if self._left < 0:
+            self._refused = too_large(self._limits)
+            return {"type": "http.disconnect"}
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the handler's response, or the refusal in its place."""
+        if self._refused is None:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            await self._refused.response()({"type": "http"}, self._receive, self._send)

@@ -1,0 +1,165 @@
+"""The endpoints of sound: transcriptions, translations into English text, and into English speech."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import zlib
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+import mmdec
+from mmdec.pipelines.inputs import read
+from mmdec.serving.engines import Transcription, Translation
+from mmdec.serving.server import ApiError, EventStream, Server, server_of
+from mmdec.serving.waiting import Job
+
+router = APIRouter(prefix="/v1/audio")
+Kind = Literal["json", "verbose_json", "text", "srt", "vtt"]
+TIMED = ("verbose_json", "srt", "vtt")
+SOUNDS = {"wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "mp3": "audio/mpeg"}
+Recording = Annotated[UploadFile, File(description="wav, flac, ogg, mp3; with PyAV also mp4, m4a, webm.")]
+Model = Annotated[str | None, Form(description="One of /v1/models. Default: the first that can do this.")]
+Temperature = Annotated[float, Form(ge=0, le=1, description="0 is greedy.")]
+
+
+@router.post("/transcriptions", response_model=None)
+async def transcriptions(
+    request: Request,
+    file: Recording,
+    model: Model = None,
+    language: Annotated[str | None, Form(description="A code such as en. Default: detected.")] = None,
+    prompt: Annotated[str | None, Form(description="Text that might have come before.")] = None,
+    response_format: Annotated[Kind, Form()] = "json",
+    temperature: Temperature = 0.0,
+    granularities: Annotated[list[Literal["word", "segment"]] | None, Form(alias="timestamp_granularities[]")] = None,
+    stream: Annotated[bool, Form(description="Server-sent events, text as it is accepted.")] = False,
+) -> Response:
+    """Speech to text in its own language."""
+    server = server_of(request)
+    engine = server.engine(model, Transcription)
+    timed = {*(granularities or ["segment"])} if response_format in TIMED else set()
+    samples = await _samples(server, file, silence=True)
+    timestamps = "word" if "word" in timed else "segment" if timed else None
+    job = engine.job(samples, language=language, prompt=prompt, temperature=temperature or None, timestamps=timestamps)
+    if stream:
+        if response_format not in ("json", "text"):
+            raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")
+        return await EventStream.of(_deltas(server, request, job))
+    return _formatted(await server.result(request, job), response_format, "transcribe", timed, temperature)
+
+
+@router.post("/translations", response_model=None)
+async def translations(
+    request: Request,
+    file: Recording,
+    model: Model = None,
+    prompt: Annotated[str | None, Form(description="English text that might have come before.")] = None,
+    response_format: Annotated[Kind, Form()] = "json",
+    temperature: Temperature = 0.0,
+) -> Response:
+    """Speech to English text: by a speech translator, or by a transcriber of several languages."""
+    server = server_of(request)
+    engine = server.engine(model, Translation, Transcription)
+    if isinstance(engine, Translation):
+        if response_format not in ("json", "text"):
+            raise ApiError(400, "`response_format` must be json or text for this model.", param="response_format")
+        if prompt or temperature:
+            name = "prompt" if prompt else "temperature"
+            raise ApiError(400, f"`{name}` must be left out for this model.", param=name)
+        result = await server.result(request, engine.job(await _samples(server, file)))
+        return PlainTextResponse(result.text) if response_format == "text" else JSONResponse({"text": result.text})
+    timed = {"segment"} if response_format in TIMED else set[str]()
+    job = engine.job(
+        await _samples(server, file, silence=True),
+        task="translate",
+        prompt=prompt,
+        temperature=temperature or None,
+        timestamps="segment" if timed else None,
+    )
+    return _formatted(await server.result(request, job), response_format, "translate", timed, temperature)
+
+
+@router.post("/translations/speech", response_model=None)
+async def spoken_translations(
+    request: Request,
+    file: Recording,
+    model: Model = None,
+    response_format: Annotated[Literal["wav", "flac", "ogg", "mp3"], Form()] = "wav",
+) -> Response:
+    """French speech to English speech. The English text is in the header `X-Text`, percent-encoded."""
+    server = server_of(request)
+    engine = server.engine(model, Translation)
+    result: mmdec.Translation = await server.result(request, engine.job(await _samples(server, file)))
+    content = await asyncio.to_thread(_sound, result, response_format)
+    headers = {"X-Text": quote(result.text), "X-Confidence": f"{result.confidence:.3f}"}
+    return Response(content, media_type=SOUNDS[response_format], headers=headers)
+
+
+async def _samples(server: Server, file: UploadFile, silence: bool = False) -> Any:
+    """Read an upload to 16 kHz mono (T,). silence: whether a silent recording is accepted. Raises InputError."""
+    content = await file.read()
+    return await server.read(partial(read, content, max_seconds=server.limits.seconds, silence=silence))
+
+
+def _sound(result: mmdec.Translation, kind: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="mmdec-serve-") as folder:
+        return result.save(Path(folder) / f"speech.{kind}").read_bytes()
+
+
+async def _deltas(server: Server, request: Request, job: Job) -> AsyncIterator[dict[str, Any]]:
+    job.streams = True
+    async for kind, value in server.events(request, job):
+        if kind == "text":
+            yield {"type": "transcript.text.delta", "delta": value}
+        else:
+            usage = {"type": "duration", "seconds": round(value.seconds, 3)}
+            yield {"type": "transcript.text.done", "text": value.text, "usage": usage}
+
+
+def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
+    """A transcript in one of OpenAI's formats."""
+    if kind == "text":
+        return PlainTextResponse(result.text + "\n")
+    if kind in ("srt", "vtt"):
+        return PlainTextResponse(result.format(kind))
+    usage = {"type": "duration", "seconds": round(result.seconds, 3)}
+    if kind == "json":
+        return JSONResponse({"text": result.text, "usage": usage})
+    content: dict[str, Any] = {
+        "task": task,
+        "language": result.language,
+        "duration": round(result.seconds, 3),
+        "text": result.text,
+        "confidence": result.confidence,
+        "usage": usage,
+    }
+    if "word" in timed:
+        words = [word for segment in result.segments for word in segment.words or ()]
+        content["words"] = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in words]
+    if "segment" in timed:
+        content["segments"] = [
+            {
+                "id": index,
+                "start": segment.start,
+                "end": segment.end,
+                "text": segment.text,
+                "tokens": segment.tokens,
+                "temperature": temperature,
+                "compression_ratio": _compression(segment.text),
+            }
+            for index, segment in enumerate(result.segments)
+        ]
+    return JSONResponse(content)
+
+
+def _compression(text: str) -> float:
+    """Bytes of a text over its compressed bytes: high where it repeats itself. Source: Radford et al. 2022, 4.5."""
+    content = text.encode()
+    return round(len(content) / len(zlib.compress(content)), 3)

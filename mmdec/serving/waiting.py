@@ -1,0 +1,163 @@
+"""The requests that wait, and the thread that decodes them: those with equal options become one batch.
+
+One thread decodes, so that a batch has all of the machine. It knows nothing of HTTP. A job's events go to the loop of
+the client that waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, final
+
+import torch
+
+from mmdec.serving.metrics import Metrics
+
+log = logging.getLogger(__name__)
+GATHER = 0.02  # seconds in which a batch waits for others, where requests came together before
+
+
+class Stopped(Exception):
+    """Nobody waits for this batch any more."""
+
+
+class Engine(Protocol):
+    """Decodes jobs of one kind."""
+
+    @property
+    def task(self) -> str: ...
+
+    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """Decode jobs with equal keys together. Returns a result or an exception for each, in order; None counts
+        nothing."""
+        ...
+
+
+@final
+class Job:
+    """One request: what to decode, and the client's way to hear of it. Make it in the client's event loop."""
+
+    def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
+        """key: jobs of one engine with equal keys may be decoded together, at most `rows` of them.
+        given: what the engine decodes. seconds: of sound in it.
+        """
+        self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
+        self.gone = False  # nobody waits any more: the engine ends its row
+        self.streams = False  # whether the client reads text as it is accepted
+        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # ("text", str)..., then "result" or "error"
+        self._loop = asyncio.get_running_loop()
+
+    def tell(self, kind: str, value: Any) -> None:
+        """Send an event to the client; from any thread."""
+        with suppress(RuntimeError):  # the loop is closed: the server was killed
+            self._loop.call_soon_threadsafe(self.events.put_nowait, (kind, value))
+
+
+@final
+class Gone:
+    """A stopping criterion of `generate` that ends the rows whose clients have gone."""
+
+    mmdec_row_wise = True  # a row's answer depends on that row's index alone
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+
+    def __call__(self, ids: Any, scores: Any) -> torch.Tensor:
+        return torch.tensor([job.gone for job in self._jobs])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gone:
+        return self  # all rows read the same flags
+
+
+@final
+class Worker:
+    """The waiting jobs and the thread that decodes them, the oldest first."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, self._changed = metrics, threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._decoding: Sequence[Job] = ()
+        self._last = 1  # rows of the last batch
+        self._pace = 0.0  # seconds of a job, averaged
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="mmdec-serve", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Add a job. Its events say what becomes of it."""
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the worker is closed")
+            self._waiting.append(job)
+            self._changed.notify_all()
+
+    def waiting(self) -> tuple[int, int]:
+        """How many jobs wait, and how many are being decoded."""
+        with self._changed:
+            return len(self._waiting), len(self._decoding)
+
+    def delay(self) -> float:
+        """Seconds until a job that comes now is decoded, as far as one can tell."""
+        return sum(self.waiting()) * self._pace
+
+    def close(self) -> None:
+        """Decode what waits, then end. Returns when all is done."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while jobs := self._next():
+            began = time.perf_counter()
+            try:
+                results = jobs[0].engine.decode(jobs)
+            except Stopped:
+                results = [Stopped()] * len(jobs)
+            except Exception as error:
+                results = [error] * len(jobs)
+            seconds = time.perf_counter() - began
+            self._pace += 0.2 * (seconds / len(jobs) - self._pace)
+            self._metrics.observe("batch_rows", len(jobs), task=jobs[0].engine.task)
+            for job, result in zip(jobs, results, strict=True):
+                if job.gone:
+                    self._metrics.add("stopped_total", task=job.engine.task)
+                elif result is not None and not isinstance(result, Exception):
+                    self._metrics.decoded(job.engine.task, result, job.seconds)
+                job.tell("error" if isinstance(result, Exception) else "result", result)
+            with self._changed:
+                self._decoding = ()
+
+    def _next(self) -> Sequence[Job]:
+        """The oldest job and those that may be decoded with it; empty once closed and done."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                while self._waiting and self._waiting[0].gone:
+                    job = self._waiting.popleft()
+                    self._metrics.add("stopped_total", task=job.engine.task)
+                    job.tell("error", Stopped())
+                if not self._waiting and not self._closed:
+                    continue
+                if not self._waiting:
+                    return ()
+                return self._batch(self._waiting[0])
+
+    def _batch(self, first: Job) -> Sequence[Job]:
+        """The first job, and those that may be decoded with it."""
+        if self._last > 1 and not self._closed:  # clients that came together come together again
+            self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
+        self._decoding = self._alike(first)[: first.rows]
+        for job in self._decoding:
+            self._waiting.remove(job)
+        self._last = len(self._decoding)
+        return self._decoding
+
+    def _alike(self, first: Job) -> list[Job]:
+        return [job for job in self._waiting if job.engine is first.engine and job.key == first.key]

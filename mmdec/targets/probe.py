@@ -1,0 +1,301 @@
+"""The probe: whether a class of models scores trees of tokens as it scores each path, in small.
+
+It scores trees with two small random layers, in float64 (or float32): trees of several shapes below ragged, padded
+prompts that are longer than any window are scored, committed and followed by others. Each node's logits are compared
+with those of a plain loop over its path. The difference is large for a model that counts columns instead of positions,
+attends to fewer columns than its cache holds, or mixes rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+
+from mmdec.targets.states import STATE_CACHE, cache_arguments, has_states
+from mmdec.types import Draft, Needs, Target, Verdict
+
+Scorer = Callable[[Any], Target]  # makes a target of a small model, without checks
+LAYERS = 2
+WINDOW = 8
+VOCABULARY = 48
+WINDOWS = re.compile(r"window|sliding|chunk|local|block_size|blocks$|index_topk")
+NO_WINDOWS = re.compile(
+    r"^chunk_size$|chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta|mem_blocks"
+)
+HEADS = 4
+SIZES: dict[str, int] = {  # maximum of each size in a probe's configuration; 0 and None are not changed
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    "max_position_embeddings": 128,
+    "head_dim": 8,
+    "global_head_dim": 8,
+    "v_head_dim": 8,
+    "qk_head_dim": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "o_lora_rank": 16,
+    "rotary_dim": 8,
+    "n_inner": 48,
+    "ffn_dim": 48,
+    "ffn_hidden_size": 48,
+    "embedding_size": 32,
+    "embed_dim": 32,
+    "word_embed_proj_dim": 32,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "moe_top_k": 2,
+    "num_experts_per_token": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_expert_groups": 1,
+    "moe_intermediate_size": 16,
+    "expert_ffn_hidden_size": 16,
+    "moe_ffn_hidden_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "shared_intermediate_size": 16,
+    "dense_intermediate_size": 48,
+    "intermediate_size_mlp": 48,
+    "first_k_dense_replace": 1,
+    "moe_layer_start_index": 1,
+    "num_dense_layers": 1,
+    "zero_expert_num": 1,
+    "kv_channels": 8,
+    "d_kv": 8,
+    "d_ff": 48,
+    "max_window_layers": 1,
+    "num_kv_shared_layers": 0,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "moe_latent_size": 16,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+}
+OWN = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
+# maximum error, relative to the largest logit: 190 classes were tried; correct ones are below 1e-6, wrong ones above
+# 0.2
+BOUND = 1e-3
+MOST = 3_000_000  # maximum parameters of two small layers
+SPREAD = 0.3  # standard deviation of random weights, large enough for non-uniform attention
+PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree, the same in all rows
+LEAVES = ((3, 4, 5), (2, 4))  # leaves of each tree; the path to the last one is accepted
+# the same for models whose drafts are chains
+CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
+CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
+LENGTHS = ((13,), (12, 5, 9))  # lengths of the prompts in each batch, in tokens
+
+
+def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
+    """A configuration of the same class with two small layers. changes: fields to override.
+
+    Every known size becomes small, up to two kinds of layers remain, and every window becomes `WINDOW` columns, so that
+    a short text exceeds it. Switches do not change.
+    """
+    given = {name: value for name, value in config.to_dict().items() if name not in OWN}
+    names = dict(config.attribute_map)
+    layers = getattr(config, "num_hidden_layers", LAYERS)
+    heads = getattr(config, "num_attention_heads", HEADS)
+    small: dict[str, Any] = {}
+    for name, most in SIZES.items():
+        own = names.get(name, name)
+        if isinstance(given.get(own), int):
+            small[own] = min(given[own], most)
+        elif own == "head_dim" and own in given:
+            small[own] = most  # what it is without: hidden_size by heads
+    small[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
+    if isinstance(heads, int):
+        small[names.get("num_attention_heads", "num_attention_heads")] = HEADS
+    for name, value in given.items():
+        if name.endswith(("num_key_value_heads", "num_kv_heads", "multi_query_group_num")) and name not in small:
+            small[name] = HEADS if value is None or value == heads else min(value, 2)
+        elif isinstance(value, (list, tuple)) and len(value) == layers and layers > LAYERS:
+            small[name] = _both(list(value))
+        elif name == "per_layer_config" and isinstance(value, dict):
+            small[name] = _own_sizes(value, given)
+        elif is_window(name, value):
+            small[name] = min(value, 1 if name.endswith("blocks") else WINDOW // 2 if "block" in name else WINDOW)
+        elif name.endswith("_token_id") and isinstance(value, int):
+            small[name] = {"pad_token_id": 0, "bos_token_id": 1}.get(name, 2)
+    if isinstance(given.get("eos_token_id"), (list, tuple)):
+        small["eos_token_id"] = 2
+    return type(config)(**{**given, **small, **changes})
+
+
+def is_window(name: str, value: Any) -> bool:
+    """Whether a field of a configuration may bound how far a token sees."""
+    number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return number and bool(WINDOWS.search(name)) and not NO_WINDOWS.search(name)
+
+
+def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What the second of two layers has of its own, from the settings of all layers: sizes stay multiples of the
+    model's."""
+    kinds: list[Any] = given.get("layer_types") or []
+    other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
+    own = next((fields for index, fields in settings.items() if int(index) == other), {})
+    sized = {name: value for name, value in own.items() if SIZES.get(name) and given.get(name)}
+    return {1: {name: max(1, SIZES[name] * value // given[name]) for name, value in sized.items()}} if sized else {}
+
+
+def _both(kinds: list[Any]) -> list[Any]:
+    """The kinds of two layers, chosen from all layers' kinds: two different ones if there are several."""
+    other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
+    return [kinds[0], other]
+
+
+class TooLarge(Exception):
+    """Raised if a small model of the class cannot be made."""
+
+
+def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
+    """The largest difference between a node's logits and those of its path alone, over the largest logit.
+
+    An error that the class raises is passed on. torch's random state is restored.
+    """
+    model = small_model(kind, config, attention)
+    with torch.no_grad():
+        with suppress(RuntimeError, ValueError):
+            # "eager" attention's softmax is float32, in which a masked row of padding overflows: NaN
+            if isfinite(worst := _worst(model.double(), target_of)):
+                return worst
+        return _worst(model.float(), target_of)
+
+
+def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
+    """A model with two small layers and random weights, on the CPU."""
+    shape = tiny(config)
+    shape._attn_implementation = attention
+    shape._experts_implementation = "eager"  # other implementations do not support float64
+    with torch.device("meta"):
+        size = kind(copy.deepcopy(shape)).num_parameters()
+    if size > MOST:
+        raise TooLarge(f"two small layers have {size} parameters")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        model = kind(shape)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.normal_(0.0, SPREAD)
+    return model.eval()
+
+
+def _worst(model: Any, target_of: Scorer) -> float:
+    target = target_of(model)
+    return max(_batch(model, target, lengths) for lengths in LENGTHS)
+
+
+def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
+    """The largest difference over the rounds of one batch of prompts."""
+    rng, most = random.Random(len(lengths)), target.vocab_size - 1
+
+    def draw(width: int) -> Tensor:
+        return torch.tensor([[rng.randint(3, most) for _ in range(width)] for _ in lengths])
+
+    ids = draw(max(lengths))
+    mask = torch.tensor([[0] * (max(lengths) - length) + [1] * length for length in lengths])
+    plain = _Plain(model, ids, mask)
+    inputs = {"input_ids": ids} if len(lengths) == 1 else {"input_ids": ids, "attention_mask": mask}
+    session, _, _, scores = target.prefill(inputs, Needs())
+    worst = _apart(scores.logits[:, -1], plain.logits)
+    text = ids
+    drafts = (CHAIN_PARENTS, CHAIN_LEAVES) if has_states(model.config) else (PARENTS, LEAVES)
+    for parents, leaves in zip(*drafts, strict=True):
+        tokens = draw(len(parents))
+        draft = Draft(tokens, torch.tensor([parents] * len(lengths)), torch.full((len(lengths),), len(parents)))
+        logits = target.score(session, draft).logits
+        branch, path = plain, [0]
+        for leaf in leaves:
+            branch, path = plain.branch(), _path(parents, leaf)
+            for node in path:
+                branch.step(tokens[:, node])
+                worst = max(worst, _apart(logits[:, node], branch.logits))
+        plain, text = branch, torch.cat([text, tokens[:, path]], 1)
+        ones = torch.ones(len(lengths), dtype=torch.long)
+        target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
+    if has_states(model.config):  # a scan of the whole text may differ from single steps, which decoding takes
+        return worst
+    # a model that sees later tokens scores its own text differently when it reads the whole text
+    full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
+    return max(worst, _apart(full.logits, plain.logits))
+
+
+class _Plain:
+    """The plain loop: a prompt, then token by token."""
+
+    def __init__(self, model: Any, ids: Tensor, mask: Tensor) -> None:
+        self.model, self.mask = model, mask
+        self.cache = DynamicCache(config=model.config)
+        self.position = mask.sum(1, keepdim=True) - 1
+        self.logits = self._pass(ids, (mask.cumsum(1) - 1).clamp(min=0))
+
+    def step(self, tokens: Tensor) -> None:
+        """Process one token (B,) for each row."""
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
+        self.position = self.position + 1
+        self.logits = self._pass(tokens[:, None], self.position)
+
+    def branch(self) -> _Plain:
+        """An independent copy of the loop's state."""
+        other = copy.copy(self)
+        other.cache = copy.deepcopy(self.cache)
+        return other
+
+    def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
+        arguments = cache_arguments(self.model, self.cache, positions)
+        # `generate` drops such a mask, and that of a model without attention after its prompt
+        unmasked = bool(self.mask.all()) or (STATE_CACHE in arguments and ids.shape[1] < self.mask.shape[1])
+        return self.model(
+            input_ids=ids,
+            attention_mask=None if unmasked else self.mask,
+            **arguments,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+
+def _path(parents: tuple[int, ...], node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def _apart(scores: Tensor, expected: Tensor) -> float:
+    """Largest difference relative to the largest value; infinite if any value is NaN."""
+    apart = float((scores - expected).abs().max() / expected.abs().max())
+    return apart if apart == apart else float("inf")
+
+
+def numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
+    """Names of the numbers in a configuration that may limit how far tokens attend. In a class from outside
+    transformers, such a number may have any name."""
+    if kind.__module__.startswith("transformers.models."):
+        return []
+    sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
+    numbers = [name for name, value in given.items() if type(value) is int and value > WINDOW]
+    return [name for name in numbers if name not in sizes and not name.endswith("_token_id")]

@@ -1,0 +1,27 @@
+"""Every causal class of transformers, windows on, against stock `generate`: exact, refused by name, or excluded, as
+docs/reference/classes.md says. A share of the classes; all with MMDEC_ALL=1 (`make test-all`)."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.support.every_class import CLASSES, outcome_of, recorded
+
+WHOLE = bool(os.environ.get("MMDEC_ALL"))
+TRIED = CLASSES if WHOLE else sorted({"Gemma2ForCausalLM", *random.Random(2).sample(CLASSES, 2)})
+
+
+def test_the_page_names_every_class() -> None:
+    outcomes = recorded()
+    assert sorted(outcomes) == CLASSES
+    assert list(outcomes.values()).count("exact") >= 120
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_classs_texts_are_stocks_own(name: str) -> None:
+    found, known = outcome_of(name), recorded()[name]
+    allowed = {known} if known == "exact" else {"exact", "refused", "excluded"}
+    assert found.outcome in allowed, found

@@ -1,0 +1,92 @@
+"""Real language models: `generate` with drafts against transformers' own, token for token, in float32.
+
+MMDEC_MODELS names a folder of models (`make test-all MODELS=FOLDER` sets it); the tests are skipped where nothing is
+named. Prompts are this project's own pages: from a few tokens to 3,000, which is beyond most windows. Two lengths by
+default, all of them with MMDEC_ALL=1.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import mmdec
+from mmdec.hub.find import kind
+
+WHOLE = bool(os.environ.get("MMDEC_ALL"))
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "language_models.md"
+LENGTHS = (6, 100, 500, 512, 530, 1100, 3000) if WHOLE else (6, 530)
+NEW = 40
+
+
+def models() -> list[Path]:
+    named = os.environ.get("MMDEC_MODELS")
+    found = sorted(path for path in Path(named).iterdir() if path.is_dir()) if named else []
+    return [path for path in found if kind(path) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+
+
+MODELS = models()
+pytestmark = pytest.mark.skipif(not MODELS, reason="name real language models: MMDEC_MODELS")
+
+
+@cache
+def loaded(path: Path) -> tuple[Any, list[int]]:
+    """A model in float32 and the tokens of a page."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    return model.eval(), tokenizer(PAGE.read_text("utf-8"))["input_ids"]
+
+
+@pytest.fixture(params=MODELS, ids=lambda path: path.name)
+def model_and_page(request: pytest.FixtureRequest) -> tuple[Any, list[int]]:
+    mmdec.default_statistics().clear()
+    return loaded(request.param)
+
+
+def prompts(page: list[int], lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    """Rows of so many tokens, padded on the left. Each begins as the page does, with the model's first token."""
+    width = max(lengths)
+    ids = torch.tensor([[page[0]] * (width - length) + (page * 9)[:length] for length in lengths])
+    mask = torch.tensor([[0] * (width - length) + [1] * length for length in lengths])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def check(model: Any, inputs: dict[str, Tensor], drafter: str, **options: Any) -> None:
+    options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
+    torch.manual_seed(1)
+    wanted = model.generate(**inputs, **options)
+    torch.manual_seed(1)
+    found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(8, 5), **options)
+    assert torch.equal(found.sequences, wanted)
+    assert any(sum(round_.drafted) for round_ in found.rounds)
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "recycling"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_text_is_stocks_own(model_and_page: tuple[Any, list[int]], length: int, drafter: str) -> None:
+    model, page = model_and_page
+    if length + NEW > model.config.max_position_embeddings:
+        pytest.skip(f"the model has {model.config.max_position_embeddings} positions")
+    check(model, prompts(page, (length,)), drafter)
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "recycling"])
+def test_ragged_rows_are_stocks_own(model_and_page: tuple[Any, list[int]], drafter: str) -> None:
+    """One row within a window, one beyond it."""
+    model, page = model_and_page
+    most = model.config.max_position_embeddings - NEW
+    check(model, prompts(page, (min(90, most // 2), min(600, most))), drafter)
+
+
+def test_a_sampled_text_is_stocks_own(model_and_page: tuple[Any, list[int]]) -> None:
+    model, page = model_and_page
+    length = min(540, model.config.max_position_embeddings - NEW)
+    check(model, prompts(page, (length,)), "lookup", do_sample=True, temperature=0.7)

@@ -1,0 +1,141 @@
+"""Servers on this machine with tiny models, and a WebSocket client that needs no network."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import soundfile
+import uvicorn
+from PIL import Image
+
+from mmdec.serving.app import build
+from mmdec.serving.engines import How, load
+from mmdec.serving.server import Limits, Server
+from tests.conftest import RATE, buzz
+from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
+
+PATIENCE = 60.0  # seconds after which a test gives up on a server that does not answer
+
+
+def models(folder: Path, how: How | None = None) -> dict[str, Any]:
+    """A Whisper, a translator and a model of pictures, written into a folder."""
+    how = How(threads=1) if how is None else how
+    written = [
+        tiny_whisper.write(folder / "whisper"),
+        tiny_heard.write(folder / "translator"),
+        tiny_vlm_folder.write(folder / "pictures"),
+    ]
+    return dict(load(str(each), how, "cpu", None) for each in written)
+
+
+@contextmanager
+def served(
+    engines: dict[str, Any], limits: Limits | None = None, token: str | None = None
+) -> Iterator[tuple[httpx.Client, Server]]:
+    """A server in a thread, and a client of it."""
+    server = Server(engines, limits or Limits(), token)
+    running = uvicorn.Server(uvicorn.Config(build(server), port=0, log_level="error", ws="none"))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    try:
+        until(lambda: running.started)
+        port = running.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False) as client:
+            client.headers.update({"Authorization": f"Bearer {token}"} if token else {})
+            try:
+                yield client, server
+            finally:
+                running.should_exit = True
+                thread.join(PATIENCE)
+    finally:
+        running.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def until(true: Callable[[], Any]) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def wav(seconds: float, seed: int = 0) -> bytes:
+    """A buzz as a file's bytes."""
+    return as_wav(buzz(seconds, seed))
+
+
+def as_wav(samples: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV")
+    return file.getvalue()
+
+
+def picture(pixels: np.ndarray) -> dict[str, Any]:
+    """The part of a message that holds a picture."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The server-sent events of a response that ended as it should."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+class AsgiSocket:
+    """A WebSocket client that calls the application itself, without a network."""
+
+    def __init__(self, app: Any, path: str, query: str = "", headers: dict[str, str] | None = None) -> None:
+        scope = {
+            "type": "websocket",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "scheme": "ws",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "subprotocols": [],
+            "state": {},
+        }
+        self._to: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._from: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._to.put_nowait({"type": "websocket.connect"})
+        self._task = asyncio.ensure_future(app(scope, self._to.get, self._from.put))
+
+    async def message(self) -> dict[str, Any]:
+        """The next ASGI message of the server."""
+        return await asyncio.wait_for(self._from.get(), PATIENCE)
+
+    async def event(self) -> dict[str, Any]:
+        """The next event, as JSON."""
+        message = await self.message()
+        assert message["type"] == "websocket.send", message
+        return json.loads(message["text"])
+
+    def send(self, event: Any) -> None:
+        text = event if isinstance(event, str) else json.dumps(event)
+        self._to.put_nowait({"type": "websocket.receive", "text": text})
+
+    async def close(self) -> None:
+        """Go away, and wait until the server has noticed."""
+        self._to.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        await asyncio.wait_for(self._task, PATIENCE)

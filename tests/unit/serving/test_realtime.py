@@ -1,0 +1,147 @@
+"""`/v1/realtime`: the final texts are those of the public call, and a client's faults do not end the session."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mmdec
+from mmdec.serving.app import build
+from mmdec.serving.realtime import TRANSCRIPTION
+from mmdec.serving.server import Limits, Server
+from tests.conftest import RATE, buzz
+from tests.support.served import AsgiSocket
+
+FORM = {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": RATE}}}}, "type": "session.update"}
+
+
+def session(
+    engines: dict[str, Any], talk: Callable[[AsgiSocket], Awaitable[None]], limits: Limits | None = None, **how: Any
+) -> Server:
+    """Run a talk with a server, and end both."""
+    server = Server(engines, limits or Limits(), how.pop("token", None))
+
+    async def run() -> None:
+        client = AsgiSocket(build(server), "/v1/realtime", **how)
+        await talk(client)
+        await client.close()
+
+    asyncio.run(run())
+    server.worker.close()
+    return server
+
+
+async def opened(client: AsgiSocket) -> None:
+    assert (await client.message())["type"] == "websocket.accept"
+    assert (await client.event())["type"] == "session.created"
+    client.send(FORM)
+    assert (await client.event())["session"]["audio"]["input"]["format"]["rate"] == RATE
+
+
+def append(samples: np.ndarray) -> dict[str, str]:
+    content = (samples * 32767).astype("<i2").tobytes()
+    return {"type": "input_audio_buffer.append", "audio": base64.b64encode(content).decode()}
+
+
+async def completed(client: AsgiSocket) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The next final text, and the events before it."""
+    before = list[dict[str, Any]]()
+    while (event := await client.event())["type"] != f"{TRANSCRIPTION}.completed":
+        assert event["type"] != "error", event
+        before.append(event)
+    return event, before
+
+
+def test_final_texts_are_those_of_the_call(engines: dict[str, Any], folder: Path) -> None:
+    speech = np.concatenate([buzz(0.8, 1), np.zeros(2 * RATE, np.float32), buzz(0.7, 2)])
+    chunks = [append(speech[at : at + RATE // 5]) for at in range(0, len(speech), RATE // 5)]
+    sent = ((speech * 32767).astype("<i2") / 32768).astype(np.float32)
+    wanted = [  # several: the tiny model's window is one second
+        update for update in mmdec.transcribe_stream([sent], model=folder / "whisper", every=None) if update.final
+    ]
+
+    async def talk(client: AsgiSocket) -> None:
+        await opened(client)
+        for chunk in chunks:
+            client.send(chunk)
+        client.send({"type": "input_audio_buffer.commit"})
+        told = [await completed(client) for _ in wanted]
+        assert [event["transcript"] for event, _ in told] == [each.text for each in wanted]
+        assert [event["start"] for event, _ in told] == [round(each.start, 3) for each in wanted]
+        for event, before in told:
+            assert {each["item_id"] for each in before} == {event["item_id"]}
+            deltas = [each["delta"] for each in before if each["type"] == f"{TRANSCRIPTION}.delta"]
+            assert "".join(deltas) == event["transcript"]
+        client.send(append(buzz(0.6, 3)))  # what follows a commit counts on
+        client.send({"type": "input_audio_buffer.commit"})
+        last, _ = await completed(client)
+        assert last["start"] >= len(speech) / RATE - 0.1
+
+    session(engines, talk)
+
+
+def test_provisional_text_comes_before_the_final_one(engines: dict[str, Any]) -> None:
+    async def talk(client: AsgiSocket) -> None:
+        await opened(client)
+        client.send(append(np.concatenate([buzz(0.5, 1), np.zeros(2 * RATE // 5, np.float32)])))
+        while (event := await client.event())["type"] != "mmdec.transcription.provisional":
+            pass
+        assert event["text"]
+
+    server = session(engines, talk)
+    assert server.sessions == 0
+
+
+def test_faults_are_told_and_the_session_goes_on(engines: dict[str, Any]) -> None:
+    wrong: list[Any] = [
+        "{",
+        "[]",
+        "7",
+        {},
+        {"type": "nothing"},
+        {"type": "session.update"},
+        {"type": "session.update", "session": {"audio": {"input": {"format": {"rate": 1}}}}},
+        {"type": "session.update", "session": {"audio": {"input": {"transcription": {"language": "xx"}}}}},
+        {"type": "session.update", "session": {"audio": {"input": {"transcription": {"model": "pictures"}}}}},
+        {"type": "session.update", "session": {"audio": {"input": {"format": {"type": "audio/pcmu"}}}}},
+        {"type": "input_audio_buffer.append"},
+        {"type": "input_audio_buffer.append", "audio": "%%%"},
+        {"type": "input_audio_buffer.append", "audio": 7},
+    ]
+
+    async def talk(client: AsgiSocket) -> None:
+        await opened(client)
+        for event in wrong:
+            client.send(event)
+            told = await client.event()
+            assert told["type"] == "error", (event, told)
+            assert told["error"]["message"]
+        client.send(append(buzz(0.7)))
+        client.send({"type": "input_audio_buffer.commit"})
+        assert (await completed(client))[0]["transcript"]
+
+    session(engines, talk)
+
+
+def test_who_is_not_admitted(engines: dict[str, Any]) -> None:
+    async def refused(client: AsgiSocket) -> None:
+        assert (await client.message())["type"] == "websocket.close"
+
+    async def full(client: AsgiSocket) -> None:
+        assert (await client.message())["type"] == "websocket.accept"
+        assert (await client.event())["error"]["code"] == "busy"
+        assert (await client.message())["code"] == 1013
+
+    async def unknown(client: AsgiSocket) -> None:
+        assert (await client.message())["type"] == "websocket.accept"
+        assert (await client.event())["error"]["code"] == "model_not_found"
+
+    session(engines, refused, token="sesame")
+    session(engines, opened, token="sesame", headers={"Authorization": "Bearer sesame"})
+    session(engines, full, Limits(sessions=0))
+    session(engines, unknown, query="model=gpt-5")

@@ -1,0 +1,225 @@
+"""The door: tokens, sizes, times, too many; clients that hang up; an end that loses nothing; counters."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import mmdec
+from mmdec.pipelines.description.dialogues import Dialogue
+from mmdec.serving.engines import How, load
+from mmdec.serving.metrics import Metrics
+from mmdec.serving.server import Limits
+from mmdec.serving.waiting import Job, Stopped, Worker
+from tests.support.pictures import QUESTION, pixels
+from tests.support.served import served, until, wav
+
+TRANSCRIBE = "/v1/audio/transcriptions"
+
+
+def post(client: httpx.Client, sound: bytes, **form: Any) -> httpx.Response:
+    return client.post(TRANSCRIBE, files={"file": ("a.wav", sound)}, data=form)
+
+
+def counted(client: httpx.Client, name: str) -> float:
+    """A counter, over all labels."""
+    rows = re.findall(rf"^mmdec_{name}(?:{{.*}})? (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return sum(map(float, rows))
+
+
+def test_a_token_is_asked_for(engines: dict[str, Any]) -> None:
+    with served(engines, token="sesame") as (client, _):
+        assert post(client, wav(0.5)).status_code == 200
+        client.headers["Authorization"] = "Bearer Sesame"
+        for answer in (post(client, wav(0.5)), client.get("/v1/models")):
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["error"]["code"] == "token"
+        assert client.get("/health").json()["status"] == "ok"
+
+
+def test_models_are_listed(engines: dict[str, Any]) -> None:
+    with served(engines) as (client, _):
+        listed = client.get("/v1/models").json()["data"]
+        assert {each["id"]: each["task"] for each in listed} == {
+            "whisper": "transcription",
+            "translator": "translation",
+            "pictures": "answer",
+        }
+        for answer, status in ((client.get("/nothing"), 404), (client.get(TRANSCRIBE), 405)):
+            assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+
+
+def test_what_is_too_large_is_refused(engines: dict[str, Any]) -> None:
+    with served(engines, Limits(megabytes=0.05, seconds=1.0)) as (client, _):
+        assert post(client, wav(1.2)).status_code == 400  # too long
+        assert post(client, wav(2.0)).status_code == 413
+
+        def lies() -> Any:
+            yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+            yield from [bytes(10_000)] * 50
+
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        answer = client.post(TRANSCRIBE, content=lies(), headers=headers)  # of no declared length
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        assert post(client, wav(0.5)).status_code == 200
+
+
+def test_what_is_too_slow_is_refused(engines: dict[str, Any]) -> None:
+    head = f"POST {TRANSCRIBE} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
+    with (
+        served(engines, Limits(upload=0.2)) as (client, _),
+        socket.create_connection((client.base_url.host, client.base_url.port or 0)) as slow,
+    ):
+        slow.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n--x".encode())
+        assert slow.recv(99).startswith(b"HTTP/1.1 408")
+
+
+def test_one_request_too_many_is_told_to_come_again(engines: dict[str, Any]) -> None:
+    lock = mmdec.model_lock(engines["whisper"].loaded.model)
+    with served(engines, Limits(requests=2)) as (client, server), ThreadPoolExecutor(2) as pool:
+        with lock.write():
+            kept = [pool.submit(post, client, wav(0.5, seed)) for seed in range(2)]
+            until(lambda: server.open == 2)
+            answer = post(client, wav(0.5))
+            assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
+            assert int(answer.headers["retry-after"]) >= 1
+        assert [each.result().status_code for each in kept] == [200, 200]
+        assert post(client, wav(0.5)).status_code == 200
+
+
+def test_an_answer_that_takes_too_long_is_given_up(engines: dict[str, Any]) -> None:
+    with served(engines, Limits(wait=0.3)) as (client, _), mmdec.model_lock(engines["whisper"].loaded.model).write():
+        answer = post(client, wav(0.5))
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
+
+
+def test_who_hangs_up_is_not_decoded(engines: dict[str, Any], folder: Path) -> None:
+    """One while it waits, one in the batch that has begun; their neighbour gets its own text."""
+    lock = mmdec.model_lock(engines["whisper"].loaded.model)
+    with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
+        with lock.write():
+            left = [hanging(client, wav(0.6, seed)) for seed in range(2)]
+            until(lambda: sum(server.worker.waiting()) == 2)
+            stays = pool.submit(post, client, wav(0.7, 7))
+            until(lambda: sum(server.worker.waiting()) == 3)
+            for connection in left:
+                connection.close()
+            until(lambda: server.open == 1)
+        assert stays.result().json()["text"] == mmdec.transcribe(wav(0.7, 7), model=folder / "whisper").text
+        until(lambda: counted(client, "stopped_total") == 2)
+
+
+def hanging(client: httpx.Client, sound: bytes) -> socket.socket:
+    """A connection on which a request was sent whole."""
+    request = client.build_request("POST", TRANSCRIBE, files={"file": ("a.wav", sound)})
+    connection = socket.create_connection((client.base_url.host, client.base_url.port or 0))
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    connection.sendall(f"POST {TRANSCRIBE} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+    return connection
+
+
+def test_a_row_ends_within_a_round_when_its_client_goes(engines: dict[str, Any]) -> None:
+    """The other row of its batch is decoded as if alone."""
+    answering = engines["pictures"]
+    turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
+    dialogues = [Dialogue.of(answering.vlm, turns, [pixels(seed)]) for seed in (6, 7)]
+
+    async def decoded() -> Sequence[Any]:
+        jobs = [answering.job(dialogue, max_new_tokens=48, do_sample=False) for dialogue in dialogues]
+        alone = [answering.decode([job])[0] for job in jobs]
+
+        def goes(kind: str, value: Any) -> None:
+            jobs[0].gone = True
+
+        jobs[0].streams, jobs[0].tell = True, goes  # type: ignore[method-assign] # it goes at its first text
+        return *alone, *answering.decode(jobs)
+
+    long, other, cut, whole = asyncio.run(decoded())
+    assert whole.tokens == other.tokens
+    assert cut.tokens == long.tokens[: len(cut.tokens)]
+    assert len(cut.tokens) < len(long.tokens)
+
+
+def test_an_end_loses_nothing(engines: dict[str, Any], folder: Path) -> None:
+    """Neither what is decoded nor what waits: the server's end begins before the model is free."""
+    sounds = [wav(0.6, seed) for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool, ExitStack() as held:
+        with served(engines) as (client, server):
+            held.enter_context(mmdec.model_lock(engines["whisper"].loaded.model).write())
+            answers = [pool.submit(post, client, sound) for sound in sounds]
+            until(lambda: sum(server.worker.waiting()) == 3)
+            threading.Timer(1.0, held.close).start()
+        assert all(answer.result().status_code == 200 for answer in answers)
+    wanted = [mmdec.transcribe(sound, model=folder / "whisper").text for sound in sounds]
+    assert [answer.result().json()["text"] for answer in answers] == wanted
+
+
+def test_the_worker_groups_what_is_alike() -> None:
+    batches: list[list[int]] = []
+
+    class Engine:
+        task = "counting"
+
+        def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+            batches.append([job.given for job in jobs])
+            if "bad" in str(jobs[0].key):
+                raise ValueError("bad")
+            return [Stopped() if job.given == 3 else mmdec.InputError("no") for job in jobs]
+
+    async def run() -> list[Any]:
+        worker, engine, other = Worker(Metrics()), Engine(), Engine()
+        with worker._changed:  # nothing begins before all of them wait
+            jobs = [Job(engine, "a", 0, 3), Job(engine, "bad", 1, 3), Job(engine, "a", 2, 3), Job(other, "a", 3, 3)]
+            jobs += [Job(engine, "a", number, 3) for number in (4, 5)]
+            for job in jobs:
+                worker.submit(job)
+        found = [await job.events.get() for job in jobs]
+        worker.close()
+        with pytest.raises(RuntimeError):
+            worker.submit(jobs[0])
+        return found
+
+    found = asyncio.run(run())
+    assert batches == [[0, 2, 4], [1], [3], [5]]
+    assert [type(error) for _, error in found] == [
+        mmdec.InputError,
+        ValueError,
+        mmdec.InputError,
+        Stopped,
+        mmdec.InputError,
+        mmdec.InputError,
+    ]
+
+
+def test_counters(engines: dict[str, Any]) -> None:
+    with served(engines) as (client, _):
+        post(client, wav(0.5))
+        post(client, b"no sound")
+        text = client.get("/metrics").text
+        assert f'mmdec_requests_total{{endpoint="{TRANSCRIBE}",status="200"}} 1' in text
+        assert f'mmdec_requests_total{{endpoint="{TRANSCRIBE}",status="400"}} 1' in text
+        assert counted(client, "sound_seconds_total") == pytest.approx(0.5)
+        assert counted(client, "tokens_total") >= counted(client, "rounds_total") - 1 > 0
+        assert f'mmdec_request_seconds_count{{endpoint="{TRANSCRIBE}"}} 2' in text
+        assert 'mmdec_batch_rows_bucket{task="transcription",le="1"} 1' in text
+        assert "mmdec_jobs_waiting 0" in text
+
+
+def test_what_runs_learn_is_in_the_statistics_of_the_server(folder: Path) -> None:
+    kept, before = mmdec.DecodingStatistics(), mmdec.default_statistics()._content()
+    name, engine = load(str(folder / "whisper"), How(threads=1, statistics=kept), "cpu", None)
+    with served({name: engine}) as (client, _):
+        post(client, wav(0.9))
+    assert kept._content()["targets"]
+    assert mmdec.default_statistics()._content() == before

@@ -1,0 +1,146 @@
+"""The endpoints of sound: each format, the same text as the public call, streams, refusals."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+import mmdec
+from tests.conftest import RATE, buzz
+from tests.support.served import as_wav, events, served, wav
+
+TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
+
+
+@pytest.fixture(scope="module")
+def client(engines: dict[str, Any]) -> Iterator[httpx.Client]:
+    with served(engines) as (client, _):
+        yield client
+
+
+def post(client: httpx.Client, path: str, sound: bytes, **form: Any) -> httpx.Response:
+    return client.post(path, files={"file": ("a.wav", sound)}, data=form)
+
+
+@pytest.mark.parametrize("seconds", [0.7, 2.6])
+def test_a_transcript_is_that_of_the_call(client: httpx.Client, folder: Path, seconds: float) -> None:
+    sound = wav(seconds)
+    options: dict[str, Any] = {"model": folder / "whisper", "language": "en"}
+    wanted = mmdec.transcribe(sound, timestamps="word", **options)
+    answer = post(client, TRANSCRIBE, sound, language="en").json()
+    plain = mmdec.transcribe(sound, **options).text
+    assert answer == {"text": plain, "usage": {"type": "duration", "seconds": seconds}}
+    assert post(client, TRANSCRIBE, sound, language="en", response_format="text").text == plain + "\n"
+    names = ["word", "segment"]
+    form = {"language": "en", "response_format": "verbose_json", "timestamp_granularities[]": names}
+    told = post(client, TRANSCRIBE, sound, **form).json()
+    assert (told["text"], told["language"], told["task"]) == (wanted.text, "en", "transcribe")
+    assert told["duration"] == seconds
+    assert [(each["start"], each["end"], each["text"], each["tokens"]) for each in told["segments"]] == [
+        (each.start, each.end, each.text, each.tokens) for each in wanted.segments
+    ]
+    words = [word for segment in wanted.segments for word in segment.words or ()]
+    assert [(each["word"], each["start"], each["end"]) for each in told["words"]] == [
+        (word.text.strip(), word.start, word.end) for word in words
+    ]
+    segments = mmdec.transcribe(sound, timestamps="segment", **options)
+    for kind in ("srt", "vtt"):
+        assert post(client, TRANSCRIBE, sound, language="en", response_format=kind).text == segments.format(kind)
+
+
+@pytest.mark.parametrize("seconds", [0.8, 2.6])
+def test_a_streamed_transcript_adds_up(client: httpx.Client, folder: Path, seconds: float) -> None:
+    *deltas, done = events(post(client, TRANSCRIBE, wav(seconds, 3), stream="true").text)
+    assert done["type"] == "transcript.text.done"
+    assert done["text"] == mmdec.transcribe(wav(seconds, 3), model=folder / "whisper").text != ""
+    assert {each["type"] for each in deltas} == {"transcript.text.delta"}
+    assert "".join(each["delta"] for each in deltas) == done["text"]
+    assert len(deltas) > 1 or seconds > 1
+
+
+def test_recordings_that_come_together_get_their_own_text(client: httpx.Client, folder: Path) -> None:
+    sounds = [buzz(0.5 + 0.06 * index, index) for index in range(9)]
+    wanted = mmdec.transcribe(sounds, sample_rate=RATE, model=folder / "whisper")
+    assert len({each.text for each in wanted}) > 3
+    with ThreadPoolExecutor(9) as pool:
+        answers = [pool.submit(post, client, TRANSCRIBE, as_wav(sound)) for sound in sounds]
+        rounded = mmdec.transcribe([as_wav(sound) for sound in sounds], model=folder / "whisper")
+        assert [answer.result().json()["text"] for answer in answers] == [each.text for each in rounded]
+
+
+def test_silence_is_an_empty_transcript(client: httpx.Client) -> None:
+    answer = post(client, TRANSCRIBE, as_wav(np.zeros(8000, np.float32)))
+    assert (answer.status_code, answer.json()["text"]) == (200, "")
+
+
+def test_translations_are_those_of_the_call(client: httpx.Client, folder: Path) -> None:
+    sound = wav(0.9, 4)
+    wanted = mmdec.translate_speech(sound, model=folder / "translator")
+    assert post(client, TRANSLATE, sound).json() == {"text": wanted.text}
+    assert post(client, TRANSLATE, sound, response_format="text").text == wanted.text
+    spoken = post(client, f"{TRANSLATE}/speech", sound, response_format="flac")
+    assert spoken.headers["content-type"] == "audio/flac"
+    assert unquote(spoken.headers["x-text"]) == wanted.text
+    samples, rate = soundfile.read(io.BytesIO(spoken.content), dtype="float32")
+    assert rate == wanted.sample_rate
+    assert np.abs(samples - wanted.audio).max() < 1e-4  # 16 bits
+    by_whisper = post(client, TRANSLATE, sound, model="whisper").json()["text"]
+    assert by_whisper == mmdec.transcribe(sound, model=folder / "whisper", task="translate").text
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "param"),
+    [
+        (TRANSCRIBE, {"language": "xx"}, "language"),
+        (TRANSCRIBE, {"model": "translator"}, "model"),
+        (TRANSCRIBE, {"model": "gpt-5"}, "model"),
+        (TRANSCRIBE, {"response_format": "xml"}, "response_format"),
+        (TRANSCRIBE, {"temperature": "7"}, "temperature"),
+        (TRANSCRIBE, {"temperature": "nan"}, "temperature"),
+        (TRANSCRIBE, {"response_format": "srt", "stream": "true"}, "stream"),
+        (TRANSCRIBE, {"response_format": "verbose_json", "timestamp_granularities[]": "letter"}, None),
+        (TRANSCRIBE, {"prompt": "word " * 9999}, "prompt"),
+        (TRANSLATE, {"response_format": "srt"}, "response_format"),
+        (TRANSLATE, {"prompt": "Hello"}, "prompt"),
+        (f"{TRANSLATE}/speech", {"response_format": "aac"}, "response_format"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(client: httpx.Client, path: str, form: dict[str, Any], param: Any) -> None:
+    answer = post(client, path, wav(0.5), **form)
+    assert answer.status_code == (404 if param == "model" else 400)
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert param is None or error["param"] == param
+
+
+@pytest.mark.parametrize("content", [b"", b"no sound", wav(0.5)[:60], b"RIFF" + bytes(400)])
+def test_what_is_no_sound_is_refused(client: httpx.Client, content: bytes) -> None:
+    for path in (TRANSCRIBE, f"{TRANSLATE}/speech"):
+        answer = post(client, path, content)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "audio")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"content": b"{}", "headers": {"Content-Type": "application/json"}},
+        {"content": b"--x\r\nContent-Disp", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
+        {"content": b"anything", "headers": {"Content-Type": "multipart/form-data"}},
+        {"data": {"file": "a name"}},
+        {},
+    ],
+)
+def test_malformed_bodies_are_refused(client: httpx.Client, body: dict[str, Any]) -> None:
+    answer = client.post(TRANSCRIBE, **body)
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,115 @@
+"""Whisper's encoder on less than a window: how much is read, and what happens where that is too little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.targets.whisper_context import can_shorten, context_frames, encode, ends, runs_away
+from tests.conftest import RATE, buzz
+from tests.support.tiny_whisper import write
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
+    """Windows of four seconds."""
+    return load_whisper(write(tmp_path_factory.mktemp("models") / "four", with_heads=False, seconds=4), "cpu")
+
+
+def features(whisper: LoadedWhisper, seconds: float) -> torch.Tensor:
+    return whisper.extractor(buzz(seconds), sampling_rate=RATE, return_tensors="pt").input_features
+
+
+@pytest.mark.parametrize(
+    ("seconds", "margin", "frames"),
+    [(0.5, 1.0, 200), (0.5, 0.0, 100), (1.7, 1.0, 300), (0.5, 9.0, 400), (4.0, 0.0, 400)],
+)
+def test_whole_seconds_after_the_last_sound_are_read(
+    whisper: LoadedWhisper, seconds: float, margin: float, frames: int
+) -> None:
+    assert context_frames(features(whisper, seconds), margin) == frames
+
+
+def test_silence_reads_the_margin_alone() -> None:
+    assert context_frames(torch.zeros(1, 80, 400), 1.0) == 100
+
+
+def test_all_frames_give_the_encoders_own_states(whisper: LoadedWhisper) -> None:
+    heard = features(whisper, 1.0)
+    with torch.inference_mode():
+        own = whisper.model.get_encoder()(heard).last_hidden_state
+        assert torch.allclose(encode(whisper.model.get_encoder(), heard, 400), own, atol=1e-6)
+        short = encode(whisper.model.get_encoder(), heard, 200)
+    assert short.shape[1] == 100
+
+
+def test_an_encoder_of_the_callers_own_is_left_alone(whisper: LoadedWhisper) -> None:
+    encoder: Any = whisper.model.get_encoder()
+    assert can_shorten(encoder)
+    layer = encoder.layers[0]
+    layer.forward = layer.forward
+    try:
+        assert not can_shorten(encoder)
+        options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en"}
+        short, whole = (mmdec.transcribe(buzz(0.5), audio_context=context, **options) for context in (0.0, None))
+        assert short.tokens == whole.tokens
+    finally:
+        del layer.forward
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "found"),
+    [
+        (list(range(20)), 3.0, False),
+        ([7, 8, 9] * 12, 30.0, True),  # it repeats itself
+        (list(range(100)), 3.0, True),  # nobody speaks so fast
+        ([], 1.0, False),
+        ([5], 0.0, False),
+    ],
+)
+def test_runaway_texts_are_recognised(tokens: list[int], seconds: float, found: bool) -> None:
+    assert runs_away(tokens, seconds, 51_865) is found
+
+
+def test_a_text_ends_with_any_end_token() -> None:
+    class Config:
+        eos_token_id: Any = 3
+
+    config = Config()
+    assert ends([1, 3], config)
+    assert not ends([3, 1], config)
+    assert not ends([], config)
+    config.eos_token_id = [4, 1]
+    assert ends([3, 1], config)
+
+
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_runs_away_is_read_whole(whisper: LoadedWhisper, seed: int, drafter: str | None) -> None:
+    """Where a text of the short context did not end, or repeats itself, it is that of the whole window. These random
+    weights do both."""
+    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en", "drafter": drafter}
+    sound = buzz(0.5, seed)
+    short, whole = (mmdec.transcribe(sound, audio_context=context, **options) for context in (0.0, None))
+    text = [token for token in short.tokens if token < whisper.model.config.vocab_size - 201]
+    assert short.tokens == whole.tokens or not runs_away(text, 1.0, whisper.model.config.vocab_size)
+    assert mmdec.transcribe(sound, audio_context=30.0, **options).tokens == whole.tokens
+    assert mmdec.transcribe(sound, audio_context="auto", **options).tokens == whole.tokens  # 12 s are all of it
+
+
+def test_recordings_of_a_list_are_read_one_by_one(whisper: LoadedWhisper) -> None:
+    sounds: Any = [buzz(0.5), buzz(1.7, 1), buzz(0.9, 2)]
+    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en", "audio_context": 1.0}
+    alone = [mmdec.transcribe(sound, **options).tokens for sound in sounds]
+    assert [one.tokens for one in mmdec.transcribe(sounds, **options)] == alone
+
+
+def test_drafts_change_no_text_of_a_short_context(whisper: LoadedWhisper) -> None:
+    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en", "audio_context": 1.0}
+    for seed in range(4):
+        plain, drafted = (mmdec.transcribe(buzz(0.8, seed), drafter=name, **options) for name in (None, "recycling"))
+        assert drafted.tokens == plain.tokens
