@@ -203,9 +203,14 @@ class EncoderDecoderTarget(HfTarget):
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a call's inputs: the source's token ids go to `generate`, and to `prefill` for drafters that copy."""
-        ids = inputs.get("input_ids")
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if isinstance(ids, Tensor) and mask is not None and mask.shape != ids.shape:
+            raise InputError(
+                f"`attention_mask` must be {tuple(ids.shape)} as `input_ids`, but is {tuple(mask.shape)}. Pass the "
+                "tokenizer's own."
+            )
         shared = isinstance(ids, Tensor) and self._shares_tokens()
-        return dict(inputs), {SOURCE: (ids, inputs.get("attention_mask"))} if shared else {}
+        return dict(inputs), {SOURCE: (ids, mask)} if shared else {}
 
     def _shares_tokens(self) -> bool:
         """Whether a token of the source is the same token in the target's text."""

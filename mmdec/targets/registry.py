@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
 from mmdec.targets.families import SEEING, check_forward, known_families, lacking_arguments
 from mmdec.targets.hf_target import HfTarget
+from mmdec.targets.media import MediaTarget, media_families
 from mmdec.targets.text import TextTarget
 from mmdec.targets.vlm import VlmTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
 
-TARGETS: tuple[type[WhisperTarget] | type[EncoderDecoderTarget] | type[VlmTarget] | type[TextTarget], ...]
-TARGETS = (WhisperTarget, EncoderDecoderTarget, VlmTarget, TextTarget)
+TARGETS: tuple[type[Any], ...] = (WhisperTarget, EncoderDecoderTarget, VlmTarget, MediaTarget, TextTarget)
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
@@ -38,5 +38,6 @@ def target_of(model: PreTrainedModel) -> HfTarget:
     why = f", whose `forward` does not name {', '.join(lacking)}" if lacking else ""
     raise InputError(
         f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "
-        f"key-value cache, but is {type(model).__name__}{why}. {known_families()}"
+        f"key-value cache, but is {type(model).__name__}{why}. {known_families()} Of models that see or hear, also "
+        f"{media_families()}."
     )

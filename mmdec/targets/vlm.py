@@ -1,4 +1,4 @@
-"""Vision-language models of transformers as targets: LLaVA 1.5, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
+"""Vision-language models of transformers as targets: LLaVA 1.5, LLaVA-NeXT, and kinds with positions of three axes.
 
 The prompt's pass is the model's own, with images and DeepStack; a draft's pass is that of its language model. A video
 is a list of images for LLaVA, `pixel_values_videos` for Qwen. A run leaves nothing on the model object.
@@ -42,6 +42,10 @@ AXES = (
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
 )
 HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
 
@@ -316,7 +320,7 @@ class VlmTarget(DecoderTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether this is a model of one of the five supported families."""
+        """Whether this is a model of one of these families."""
         return any(kind.__name__ in (*PLAIN, *AXES) for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -10,8 +10,8 @@ import torch
 from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
-    LlavaOnevisionConfig,
-    LlavaOnevisionForConditionalGeneration,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
     PreTrainedModel,
 )
 
@@ -63,14 +63,19 @@ def other_attention() -> PreTrainedModel:
     return model
 
 
+def other_kind() -> Any:
+    with torch.device("meta"):
+        return MllamaForConditionalGeneration(MllamaConfig())
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
         (lambda: llava(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
         (other_attention, "flex_attention, which takes no tree"),
         (
-            lambda: LlavaOnevisionForConditionalGeneration(LlavaOnevisionConfig(text_config=TEXT, vision_config=CLIP)),
-            "LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL or Qwen3-VL, .* but is LlavaOnevision",
+            other_kind,
+            "LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL or Qwen3-VL, .* but is Mllama",
         ),
     ],
 )

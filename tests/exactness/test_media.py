@@ -1,0 +1,158 @@
+"""Models that see or hear end to end: token for token what `generate` gives, under any draft."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.targets.media import FAMILIES, HEARING, SEEING, MediaTarget
+from mmdec.targets.registry import target_of
+from mmdec.targets.vlm import VlmTarget
+from mmdec.types import InputError
+from tests.support.media_models import FOR, media_inputs, media_model
+from tests.support.pairwise import cover
+from tests.support.wild import Wild
+
+AXES = ("Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes: `targets/vlm.py`
+ROWS = {"none": [0], "one": [1], "three": [3], "batch": [2, 1, 0, 1]}  # images or sounds of each row
+GRID = {
+    "family": [*FAMILIES.split(), *AXES],
+    "rows": list(ROWS),
+    "drafter": ["lookup", "recycling", "wild"],
+    "nodes": [None, 1, 5, (12, 4)],
+    "sampled": [False, True],
+}
+ENDS = [2, 5]
+HELD = [0, 60, 61, 62]  # padding and placeholders are no answers
+
+
+def drafter(name: str, wanted: Tensor) -> Any:
+    return Wild(0.3, wanted.tolist(), 0.9) if name == "wild" else name
+
+
+@pytest.mark.parametrize(
+    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
+)
+def test_drafts_change_no_text(case: dict[str, Any]) -> None:
+    model = media_model(case["family"] + FOR)
+    inputs = media_inputs(model, ROWS[case["rows"]])
+    options: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": ENDS, "suppress_tokens": HELD}
+    options["do_sample"] = case["sampled"]
+    if case["sampled"] and len(inputs["input_ids"]) > 1:  # draws for each row, as with no drafter
+        options["seed"] = 3
+        wanted = mmdec.generate(model, inputs, None, **options).sequences
+    else:
+        torch.manual_seed(7)
+        wanted = model.generate(**inputs, **options)
+    torch.manual_seed(7)
+    named = drafter(case["drafter"], wanted)
+    found = mmdec.generate(model, inputs, named, num_speculative_tokens=case["nodes"], **options)
+    assert torch.equal(found.sequences, wanted)
+
+
+@pytest.mark.parametrize("family", ["Gemma3", "PaliGemma", "InternVL", "Llama4", "Qwen2Audio", "Glm4v"])
+def test_the_drop_in_gives_what_generate_gives(family: str) -> None:
+    model = media_model(family + FOR)
+    inputs = media_inputs(model, [1, 2, 0], seed=4)
+    options: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": ENDS, "do_sample": False, "suppress_tokens": HELD}
+    wanted = model.generate(**inputs, **options)
+    plug = mmdec.speculate(Wild(0.4, wanted.tolist(), 0.8), num_speculative_tokens=(16, 5))
+    assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES.split())
+def test_a_chat_goes_on_from_its_cache(family: str) -> None:
+    """Two turns, the second with text alone, beside transformers' own two turns."""
+    model = media_model(family + FOR)
+    inputs = media_inputs(model, [1], seed=2)
+    options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": None, "do_sample": False, "suppress_tokens": HELD}
+    caches = [DynamicCache(config=model.config), DynamicCache(config=model.config)]
+    plug = mmdec.speculate("lookup", num_speculative_tokens=4)
+    for turn in range(2):
+        wanted = model.generate(**inputs, **options, past_key_values=caches[0])
+        found = model.generate(**inputs, **options, past_key_values=caches[1], custom_generate=plug)
+        assert torch.equal(found, wanted), turn
+        ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9]])], 1)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if family in ("Gemma3", "PaliGemma"):
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+
+
+@pytest.mark.parametrize("family", AXES)
+def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
+    """The second turn beside the whole chat from scratch: transformers keeps positions on the model between turns."""
+    model = media_model(family + FOR)
+    inputs = media_inputs(model, [1], seed=2)
+    options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": None, "do_sample": False, "suppress_tokens": HELD}
+    cache = DynamicCache(config=model.config)
+    first = mmdec.generate(model, {**inputs, "past_key_values": cache}, "lookup", **options).sequences
+    assert torch.equal(first, model.generate(**inputs, **options))
+    ids = torch.cat([first, torch.tensor([[7, 9, 8, 7, 9]])], 1)
+    whole = {
+        **inputs,
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == 60).long(),
+    }
+    again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+    found = mmdec.generate(model, again, "lookup", num_speculative_tokens=4, **options).sequences
+    assert torch.equal(found, model.generate(**whole, **options))
+
+
+def test_each_family_has_its_target() -> None:
+    for family in (*FAMILIES.split(), *AXES):
+        kind = VlmTarget if family in AXES else MediaTarget
+        assert type(target_of(media_model(family + FOR))) is kind
+    assert all("audio" in media_model(family + FOR).input_modalities for family in HEARING.split())
+
+
+REFUSED = {  # and why
+    "Blip2": "its `generate` takes the language model's part",
+    "Mllama": "it reads pictures by cross attention, whose columns no draft may touch",
+    "Qwen3_5": "its language model has recurrent states beside positions of three axes",
+}
+
+
+def rows() -> list[str]:
+    """The table of the page, a line a family."""
+    exact = "exact: one row and four, second turns"
+    seen = [f"| `{name}{FOR}` | {exact}, 0 to 3 pictures |" for name in (*SEEING.split(), *AXES)]
+    heard = [f"| `{name}{FOR}` | {exact}, 0 to 3 sounds |" for name in HEARING.split()]
+    return [*seen, *heard, *(f"| `{name}{FOR}` | refused: {why} |" for name, why in REFUSED.items())]
+
+
+def test_the_page_lists_the_families() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "pictures.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("| `")] == rows()
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_other_families_are_refused_by_name(family: str) -> None:
+    kind: Any = getattr(transformers, family + FOR)
+    with torch.device("meta"):
+        model = kind(kind.config_class())
+    with pytest.raises(InputError, match=f"{family}{FOR}"):
+        target_of(model)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model = media_model("InternVL" + FOR)
+    inputs = media_inputs(model, [2])
+    for wrong in (
+        {**inputs, "pixel_values": inputs["pixel_values"][:1]},
+        {**inputs, "pixel_values": torch.randn(2, 3, 27, 28)},
+        {**inputs, "input_ids": inputs["input_ids"].clamp(max=50)},
+    ):
+        with pytest.raises(InputError):
+            mmdec.generate(model, wrong, "lookup", max_new_tokens=3)
+    plug = mmdec.speculate("lookup")
+    cache = copy.deepcopy(inputs)
+    with pytest.raises(InputError, match="num_beams"):
+        model.generate(**cache, num_beams=2, max_new_tokens=3, custom_generate=plug)
