@@ -61,7 +61,10 @@ class Job:
 
 @final
 class Gone:
-    """A stopping criterion of `generate` that ends the rows whose clients have gone."""
+    """A stopping criterion of `generate` that ends the rows whose clients have gone.
+
+    transformers may read some rows of a batch once more, without saying which: then none ends before all have gone.
+    """
 
     mmdec_row_wise = True  # a row's answer depends on that row's index alone
 
@@ -69,7 +72,8 @@ class Gone:
         self._jobs = jobs
 
     def __call__(self, ids: Any, scores: Any) -> torch.Tensor:
-        return torch.tensor([job.gone for job in self._jobs])
+        gone = [job.gone for job in self._jobs]
+        return torch.tensor(gone if len(gone) == len(ids) else [all(gone)] * len(ids))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gone:
         return self  # all rows read the same flags

@@ -25,6 +25,7 @@ from mmdec.serving.server import Limits, Server
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds after which a test gives up on a server that does not answer
 
 
@@ -41,11 +42,11 @@ def models(folder: Path, how: How | None = None) -> dict[str, Any]:
 
 @contextmanager
 def served(
-    engines: dict[str, Any], limits: Limits | None = None, token: str | None = None
+    engines: dict[str, Any], limits: Limits | None = None, token: str | None = None, ws: Any = "none"
 ) -> Iterator[tuple[httpx.Client, Server]]:
     """A server in a thread, and a client of it."""
     server = Server(engines, limits or Limits(), token)
-    running = uvicorn.Server(uvicorn.Config(build(server), port=0, log_level="error", ws="none"))
+    running = uvicorn.Server(uvicorn.Config(build(server), port=0, log_level="error", ws=ws))
     thread = threading.Thread(target=running.run)
     thread.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import socket
 import threading
@@ -14,13 +15,14 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 import mmdec
 from mmdec.pipelines.description.dialogues import Dialogue
 from mmdec.serving.engines import How, load
 from mmdec.serving.metrics import Metrics
 from mmdec.serving.server import Limits
-from mmdec.serving.waiting import Job, Stopped, Worker
+from mmdec.serving.waiting import Gone, Job, Stopped, Worker
 from tests.support.pictures import QUESTION, pixels
 from tests.support.served import served, until, wav
 
@@ -149,6 +151,20 @@ def test_a_row_ends_within_a_round_when_its_client_goes(engines: dict[str, Any])
     assert whole.tokens == other.tokens
     assert cut.tokens == long.tokens[: len(cut.tokens)]
     assert len(cut.tokens) < len(long.tokens)
+
+
+def test_rows_that_are_read_again_end_together() -> None:
+    class Waits:
+        gone = False
+
+    jobs = [Waits(), Waits(), Waits()]
+    ends = Gone(jobs)  # type: ignore[arg-type] # of a job, it reads this alone
+    jobs[1].gone = True
+    assert ends(torch.zeros(3, 5), None).tolist() == [False, True, False]
+    assert ends(torch.zeros(1, 5), None).tolist() == [False]
+    jobs[0].gone = jobs[2].gone = True
+    assert ends(torch.zeros(2, 5), None).tolist() == [True, True]
+    assert copy.deepcopy(ends) is ends
 
 
 def test_an_end_loses_nothing(engines: dict[str, Any], folder: Path) -> None:
