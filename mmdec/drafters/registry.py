@@ -63,6 +63,12 @@ BUILT_IN = {  # in the order in which "auto" prefers them
     "mtp": Entry(of_model="mmdec.drafters.mtp:Mtp", note="MTP: the model's own native head."),
     "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads", auto=True, speech=True),
     "ctc": Entry(drafter=CTC, network="mmdec.nn.ctc_head:CtcHead", auto=True, speech=True),
+    "eagle3": Entry(
+        drafter=TREE_GROWING,
+        network="mmdec.nn.eagle3:Eagle3",
+        auto=True,
+        note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",
+    ),
     "eagle": Entry(
         drafter=TREE_GROWING,
         network="mmdec.nn.draft_network:DraftNetwork",
@@ -92,12 +98,6 @@ BUILT_IN = {  # in the order in which "auto" prefers them
         network="mmdec.nn.flash:FlashNetwork",
         auto=True,
         note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.",
-    ),
-    "eagle3": Entry(
-        drafter=TREE_GROWING,
-        network="mmdec.nn.eagle3:Eagle3",
-        auto=True,
-        note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",
     ),
     "dflash": Entry(
         drafter=TREE_GROWING,

@@ -101,7 +101,7 @@ def test_one_entry_is_all_that_a_new_drafter_needs(folder: Path, monkeypatch: py
 
 
 def test_what_is_offered_unasked_has_weights_and_a_note() -> None:
-    assert registry.auto_names() == ["eagle", "msd", "vispec", "specvlm", "flash", "eagle3", "dflash"]
+    assert registry.auto_names() == ["eagle3", "eagle", "msd", "vispec", "specvlm", "flash", "dflash"]
     for name in registry.auto_names():
         entry = registry.BUILT_IN[name]
         assert entry.drafter is not None
