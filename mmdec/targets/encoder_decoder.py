@@ -204,10 +204,12 @@ class EncoderDecoderTarget(HfTarget):
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a call's inputs: the source's token ids go to `generate`, and to `prefill` for drafters that copy."""
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        if isinstance(ids, Tensor) and mask is not None and mask.shape != ids.shape:
+        main = str(self.model.main_input_name)
+        source = inputs[main]
+        if mask is not None and (len(mask) != len(source) or (main == "input_ids" and mask.shape != source.shape)):
             raise InputError(
-                f"`attention_mask` must be {tuple(ids.shape)} as `input_ids`, but is {tuple(mask.shape)}. Pass the "
-                "tokenizer's own."
+                f"`attention_mask` must be as `{main}`, {tuple(source.shape)}, but is {tuple(mask.shape)}. Pass the "
+                "processor's own."
             )
         shared = isinstance(ids, Tensor) and self._shares_tokens()
         return dict(inputs), {SOURCE: (ids, mask)} if shared else {}

@@ -198,7 +198,7 @@ def test_what_cannot_work_is_refused_by_name() -> None:
     model = encoder_decoder("T5ForConditionalGeneration")
     with pytest.raises(InputError, match="num_beams"):
         mmdec.generate(model, sources(model, 1), num_beams=3)
-    with pytest.raises(InputError, match=r"must be \(2, 15\) as `input_ids`"):
+    with pytest.raises(InputError, match=r"must be as `input_ids`, \(2, 15\)"):
         mmdec.generate(model, {**sources(model, 2), "attention_mask": torch.ones(1, 15, dtype=torch.long)})
     text = {"input_ids": torch.zeros(1, 97, dtype=torch.long), "encoder_outputs": (torch.zeros(1, 2, 32),)}
     with pytest.raises(InputError, match="at most 96"):
