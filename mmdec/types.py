@@ -143,6 +143,7 @@ class Context:
     images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, if the target received them
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
     sound: Tensor | None = None  # (B, mels, T), the features that the encoder read, where they are known
+    source: Sequence[Sequence[int]] | None = None  # an encoder's tokens of each row, if the text shares its vocabulary
     room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
     columns: bool = False  # whether each node of a draft needs a position of its own; else each depth has one
     chains: bool = False  # whether a draft must be a chain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,11 +46,14 @@ Strategy = Annotated[
 def translate(
     inputs: Inputs,
     output: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            "--output", "-o", metavar="OUT", help="A directory; for one input also a .wav, .flac, .ogg or .mp3 file."
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="A directory; for one input also a .wav, .flac, .ogg or .mp3 file. Default: no sound, the text alone.",
         ),
-    ],
+    ] = None,
     strategy: Strategy = None,
     verify: Annotated[bool, typer.Option("--verify", help="The same as --strategy verified.")] = False,
     model: Model = SPEECH_MODEL,
@@ -78,14 +81,16 @@ def translate(
         from mmdec.pipelines.translation.load import load
         from mmdec.pipelines.translation.translator import check_strategy
 
-        if verify:
-            strategy = "verified"
+        strategy = "verified" if verify else strategy
         if strategy is not None:
             check_strategy(strategy)
         mmdec.audio.check_detector(pauses)
         check_threads(threads)
         files = input_files(inputs, "audio", SOUNDS, output)
-        jobs = Jobs(files, output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav"), model)
+        targets: Sequence[Path | None] = [None] * len(files)
+        if output is not None:
+            targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
+        jobs = Jobs(files, targets, model)
         translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))
     options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
     call = partial(mmdec.translate_speech, model=translator, threads=threads, **options)
@@ -93,7 +98,8 @@ def translate(
         task = progress.add_task("translating", total=len(jobs.todo))
         for source, target in jobs.todo:
             progress.update(task, description=source.path.name)
-            done = _translated(source.path, target, call, _json_line if as_json else _plain_lines)
+            report = _json_line if as_json else partial(_plain_lines, several=jobs.several)
+            done = _translated(source.path, target, call, report)
             if isinstance(done, str):
                 jobs.failed(source.name, done)
             else:
@@ -103,16 +109,17 @@ def translate(
 
 
 def _translated(
-    source: Path, target: Path, call: Callable[[Path], Translation], report: Callable[..., str]
+    source: Path, target: Path | None, call: Callable[[Path], Translation], report: Callable[..., str]
 ) -> float | str:
-    """Translate one file and print the result. Returns the confidence of a written translation, or the error
-    message."""
+    """Translate one file and print the result. target: where the sound is written; None: nowhere. Returns the
+    confidence of the translation, or the error message."""
     start = time.monotonic()
     try:
         result = call(source)
-        result.save(target)
+        if target is not None:
+            result.save(target)
     except OSError as error:  # from writing; reading raises InputError
-        return unwritten(target, error)
+        return failure(error) if target is None else unwritten(target, error)
     except Exception as error:  # one file must not stop the others
         return failure(error)
     seconds = time.monotonic() - start
@@ -121,12 +128,12 @@ def _translated(
     return result.confidence
 
 
-def _json_line(source: Path, target: Path, result: Translation, seconds: float) -> str:
+def _json_line(source: Path, target: Path | None, result: Translation, seconds: float) -> str:
     told = result.to_dict()
     return json_text(
         {
             "input": str(source),
-            "output": str(target),
+            "output": None if target is None else str(target),
             "text": told["text"],
             "units": told["units"],
             "seconds_audio": round(told["seconds_source"], 3),
@@ -138,7 +145,9 @@ def _json_line(source: Path, target: Path, result: Translation, seconds: float) 
     )
 
 
-def _plain_lines(source: Path, target: Path, result: Translation, seconds: float) -> str:
+def _plain_lines(source: Path, target: Path | None, result: Translation, seconds: float, several: bool) -> str:
+    if target is None:
+        return f"{printable(str(source))}:\n  {result.text}" if several else result.text
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())
     names = f"{printable(str(source))} -> {printable(str(target))}"
     return (

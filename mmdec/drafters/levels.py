@@ -33,7 +33,7 @@ LARGE = 4096  # vocabulary size from which the best tokens are searched in chunk
 
 
 class Grower(Protocol):
-    """What `Levels` needs of a drafter."""
+    """The drafter for which `Levels` grows a draft: its network, its LM head, and how wide a level is."""
 
     width: int
 

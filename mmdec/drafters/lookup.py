@@ -67,7 +67,8 @@ class Row:
         return 0, 0
 
     def chance(self, shortest: int) -> float:
-        """The share of tokens that matches as long as the present one have foretold; 0 without a match."""
+        """How often a match of the present length has named the next token rightly so far, in [0, 1]; 0 without a
+        match."""
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
@@ -92,8 +93,8 @@ class Row:
 
 @final
 class Lookup:
-    """Copies from the prompt and the generated text. It has no weights, works with every target, and takes
-    microseconds."""
+    """Copies from the prompt, an encoder's tokens and the generated text. It has no weights, works with every target,
+    and takes microseconds."""
 
     needs = Needs(stops=True)
 
@@ -110,9 +111,13 @@ class Lookup:
         """Accept every target."""
 
     def start(self, context: Context) -> list[Row]:
-        """Store each row's prompt without padding."""
+        """Store each row's prompt without padding. An encoder's tokens come before it, after a copy of it: so the first
+        draft, below the prompt, copies their beginning."""
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
-        return [Row([t for t, kept in zip(row, mask, strict=True) if kept], self._longest) for row, mask in texts]
+        prompts = [[t for t, kept in zip(row, mask, strict=True) if kept] for row, mask in texts]
+        if context.source is not None:
+            prompts = [[*own, *source, *own] for own, source in zip(prompts, context.source, strict=True)]
+        return [Row(prompt, self._longest) for prompt in prompts]
 
     def propose(self, memory: list[Row], roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain after the longest match, if it is likely enough; in a tree also chains after shorter ones."""

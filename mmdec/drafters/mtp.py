@@ -41,7 +41,7 @@ class HeadMemory:
 
 
 class Shape:
-    """What `Levels` asks of a draft network."""
+    """Stands for a draft network before `Levels`: the head's width and vocabulary are the target's."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.vocab_size = vocabulary

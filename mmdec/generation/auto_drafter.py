@@ -84,7 +84,8 @@ def shipped_folder(model: PreTrainedModel) -> Path | None:
 
 
 def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
-    """The shipped `drafters.json` that fit this model, and how; those for its own weights come first."""
+    """The files `drafters.json` that name this model's weights, or those that it was fine-tuned from, and which of
+    the two; those of its own weights come first."""
     files = {file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED}")}
     matched = [(file, how) for file in files.values() if (how := match(model, file))]
     return sorted(matched, key=lambda found: found[1] != "same")

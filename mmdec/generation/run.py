@@ -227,6 +227,7 @@ class Speculation:
         # in these cases, processors run before it is known whether a node is accepted
         asked = batch > 1 or (drafter is not None and name == "block")
         faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
+        faults += target.stock_alone(generation_config, inputs)
         self._warn(faults)
         if faults or (together and batch > 1):
             forget(inputs.get("past_key_values"))

@@ -260,12 +260,21 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
             'tokenizer(text, return_tensors="pt").'
         )
-    named: dict[object, Any] = {"input_ids": inputs}
+    main = "input_ids"  # an encoder-decoder may read sound
+    if model.config.is_encoder_decoder:
+        main = str(model.main_input_name)
+    named: dict[object, Any] = {main: inputs}
     if not isinstance(inputs, Tensor):
         named = dict(cast(Mapping[object, Any], inputs))
-    if "input_ids" not in named or not all(isinstance(name, str) for name in named):
+    if main not in named or not all(isinstance(name, str) for name in named):
         listed = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
-        raise InputError(f"`inputs` must hold `input_ids`, but holds {listed}. Give ids or a tokenizer's output.")
+        raise InputError(f"`inputs` must hold `{main}`, but holds {listed}. Give ids or a tokenizer's output.")
+    if main != "input_ids":
+        sound = named[main]
+        if not isinstance(sound, Tensor) or not sound.is_floating_point() or sound.ndim < 2 or 0 in sound.shape:
+            fault = f"is {sound.dtype} {tuple(sound.shape)}" if isinstance(sound, Tensor) else f"is {show(sound)}"
+            raise InputError(f"`{main}` must hold the sound of a batch, but {fault}. Pass the processor's own output.")
+        return cast(dict[str, Any], named)
     ids = named["input_ids"]
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
@@ -302,6 +311,12 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             "`cache_implementation` must be left out, but is 'paged', with which transformers runs a decoding loop of "
             "its own. Call `model.generate_batch` for it."
         )
+    for name in ("output_hidden_states", "output_attentions"):
+        if options.get(name):
+            raise InputError(
+                f"`{name}` must be left to `model.generate(..., custom_generate=mmdec.speculate(drafter))`, but is "
+                "given: a `Generation` holds sequences and rounds alone."
+            )
     for name, remedy in INSTEAD.items():
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")

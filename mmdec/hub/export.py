@@ -127,8 +127,9 @@ def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Serv
     return Served(named, list(whole.architectures or []), text)
 
 
-def _refuse(network: DraftNetwork, to: str, faults: Mapping[str, bool]) -> None:
-    """Raise InputError for the first fault that is true. faults: what the layout has no place for."""
+def _refuse(to: str, faults: Mapping[str, bool]) -> None:
+    """Raise InputError if the network has something that a layout cannot say. faults: what -> whether the network has
+    it."""
     for fault, present in faults.items():
         if present:
             raise InputError(
@@ -142,13 +143,11 @@ def _speculators(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and config.json in speculators' layout."""
     config = network.config
-    _refuse(network, "speculators", {"the target's normed last states (layer -1)": -1 in config.layers})
+    _refuse("speculators", {"the target's normed last states (layer -1)": -1 in config.layers})
     described: dict[str, Any] = {"draft_vocab_size": config.vocabulary, "dtype": _dtype(state)}
     if isinstance(network, DFlash):
         own = network.config
-        _refuse(
-            network, "speculators", {"a plain embedding": own.plain_embedding, "a bias of fc": own.fc_bias}
-        )  # fmt: skip
+        _refuse("speculators", {"a plain embedding": own.plain_embedding, "a bias of fc": own.fc_bias})
         kind, name, count = "dflash", "DFlash", own.drafts
         described |= {
             "aux_hidden_state_layer_ids": [layer + 1 for layer in own.layers],
@@ -197,13 +196,13 @@ def _speculators(
 def _flat_eagle3(
     network: Eagle3, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as SafeAILab and SpecForge have them; `count` has no place there."""
+    """Tensors and config.json as SafeAILab and SpecForge have them. count: not written, their layout has no place for
+    the number of drafted tokens."""
     config = network.config
     _refuse_of_eagle3(network, "flat")
     default = config.layers == default_layers(served.depth)
     # SGLang adds one where the first id is 1, vLLM never does
     _refuse(
-        network,
         "flat",
         {
             "norms of queries and keys, which SGLang ignores": config.qk_norm,
@@ -238,10 +237,10 @@ def _flat_eagle3(
 def _flat_dflash(
     network: DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as z-lab has them; `count` has no place there."""
+    """Tensors and config.json as z-lab has them. count: not written, the layout has no place for the number of drafted
+    tokens."""
     config, last = network.config, served.depth - 1
     _refuse(
-        network,
         "flat",
         {
             "an LM head of the network's own": config.own_head,
@@ -267,7 +266,6 @@ def _flat_dflash(
 def _refuse_of_eagle3(network: Eagle3, to: str) -> None:
     config = network.config
     _refuse(
-        network,
         to,
         {
             "projected embeddings of image columns (engines embed the placeholder)": config.pictures == "projected",

@@ -226,7 +226,8 @@ def empty_cache() -> DynamicCache:
 
 
 def check_cache(cache: Cache) -> None:
-    """Raise InputError unless drafts can be rolled back: all layers must keep columns or states, on the device."""
+    """Raise InputError unless rejected drafts can be taken back from a cache: its layers keep keys and values, or
+    states, and none is offloaded."""
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kinds = {type(layer) for layer in inner.layers}
     if inner.layer_class_to_replicate is not None:
@@ -273,7 +274,10 @@ class RowLayout:
     def see(
         self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype, plain: bool = True
     ) -> tuple[TreeMask | None, list[list[int]]]:
-        """The mask of a draft's nodes (None if they see every column and it is `plain`) and their positions."""
+        """The mask of a draft's nodes over the cache's columns and the draft, and their positions.
+
+        plain: whether the mask may be None where every node sees every column.
+        """
         width = self.width
         ragged = min(self.ends) < width or any(self.starts)
         if len(parents[0]) == 1 and not ragged and plain:

@@ -29,7 +29,7 @@ from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import HfTarget, check_layers, model_name
 from mmdec.targets.scans import DraftReader
-from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, has_states
+from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, has_states, release
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -362,7 +362,7 @@ class DecoderTarget(HfTarget, ABC):
         return self._with(reader.model)._tree(session, draft)
 
     def _with(self, model: PreTrainedModel) -> Self:
-        """The same target with a copy of its model."""
+        """This target with another model that shares its weights, see `DraftReader`."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -425,6 +425,7 @@ class DecoderTarget(HfTarget, ABC):
         Needs one pass over the missing columns, or none if the run itself filled the cache.
         """
         cache: DynamicCache = inputs["past_key_values"]
+        release(cache)
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         given = inputs.get("attention_mask")
         columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]
@@ -445,7 +446,8 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
-        """Read the last `lacking` columns of a row whose run filled the cache up to them. columns: the prompt's."""
+        """Read the last `lacking` tokens of a row, which the run did not read, into the caller's cache. columns: of the
+        prompt."""
         cache, mask, given = inputs["past_key_values"], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, Protocol, TypeVar, final
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -17,6 +18,9 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import InputError, Needs, Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+N = TypeVar("N", bound=nn.Module)
+ATTENTION = ("sdpa", "eager")  # of an encoder-decoder
 # transformers' hooks from this module remain after hidden states were requested once; they do nothing
 RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
@@ -51,6 +55,11 @@ class HfTarget(Target, Protocol):
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs of `prefill`, from ids (B, P) and the other inputs that `generate` prepared."""
         ...
+
+    def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
+        """Reasons why only transformers' own loop gives what a call asks for, as sentences without a full stop. inputs:
+        those that `generate` prepared."""
+        return []
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
         """Whether `extend` must run at the end, because the caller reads the cache."""
@@ -169,3 +178,58 @@ def check_layers(needs: Needs, layers: int) -> None:
             f"`layers` must lie in 0 .. {layers - 1} or be -1 (the last, normed), but holds {wrong[0]}. Use a drafter "
             "made for this model."
         )
+
+
+def check_attention(config: Any) -> None:
+    """Raise InputError if a decoder's attention implementation cannot take tree masks."""
+    attention = config._attn_implementation
+    if attention not in ATTENTION:
+        raise InputError(
+            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}: it takes no tree. "
+            'Call `model.set_attn_implementation("sdpa")`.'
+        )
+
+
+def shallow(module: N) -> N:
+    """A module with the same parameters, buffers and submodules, whose attributes and hooks may be changed."""
+    same = object.__new__(type(module))
+    same.__dict__ = dict(module.__dict__)
+    same.__dict__["_modules"] = dict(module._modules)
+    for name in HOOK_TABLES:
+        same.__dict__[name] = OrderedDict(module.__dict__[name])
+    return same
+
+
+def output_states(
+    decoded: Any, encoded: Mapping[str, Any], prompt: int, length: int, config: GenerationConfig
+) -> dict[str, Any]:
+    """The fields of an output object besides tokens, scores and cache, as far as `config` asks for them.
+
+    decoded: the decoder's output for `length` columns, the first `prompt` of which are the prompt's. encoded: the
+        encoder's output.
+    """
+    states: dict[str, Any] = {}
+    if config.output_attentions:
+        states["decoder_attentions"] = _steps(decoded.attentions, prompt, length, 2, square=True)
+        states["cross_attentions"] = _steps(decoded.cross_attentions, prompt, length, 2)
+        states["encoder_attentions"] = encoded.get("attentions")
+    if config.output_hidden_states:
+        states["decoder_hidden_states"] = _steps(decoded.hidden_states, prompt, length, 1)
+        states["encoder_hidden_states"] = encoded.get("hidden_states")
+    return states
+
+
+def _steps(
+    layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
+) -> tuple[tuple[Tensor, ...], ...]:
+    """Split each layer's tensor, which has `length` columns along `axis`, by decoding step: first all columns of the
+    prompt, then one column for each step.
+    layers: one tensor for each layer; () gives empty tuples ("sdpa" returns no attentions). square: whether these are
+        attention maps, whose keys are then cut at the step's own column.
+    Returns: one tuple of layers for each step.
+    """
+    cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
+    return tuple(
+        tuple((layer[..., :end] if square else layer).narrow(axis, begin, end - begin) for layer in layers)
+        for begin, end in cuts
+    )

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
 from mmdec.targets.families import SEEING, check_forward, known_families, lacking_arguments
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.text import TextTarget
@@ -13,7 +14,8 @@ from mmdec.targets.vlm import VlmTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
 
-TARGETS: tuple[type[WhisperTarget] | type[VlmTarget] | type[TextTarget], ...] = (WhisperTarget, VlmTarget, TextTarget)
+TARGETS: tuple[type[WhisperTarget] | type[EncoderDecoderTarget] | type[VlmTarget] | type[TextTarget], ...]
+TARGETS = (WhisperTarget, EncoderDecoderTarget, VlmTarget, TextTarget)
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
@@ -26,6 +28,11 @@ def target_of(model: PreTrainedModel) -> HfTarget:
     for target in TARGETS:
         if target.takes(model):
             return target(cast(Any, model))  # `takes` has checked its type
+    if model.config.is_encoder_decoder:
+        raise InputError(
+            f"`model` must be an encoder-decoder of a tested family, but is {type(model).__name__}. These work: "
+            f"Whisper, {encoder_decoders()}."
+        )
     check_forward(model)
     lacking = lacking_arguments(model.forward)
     why = f", whose `forward` does not name {', '.join(lacking)}" if lacking else ""

@@ -71,12 +71,13 @@ class DraftReader:
         self.model = cast(PreTrainedModel, self._copied(model, {}) or model)
 
     def continued(self, cache: DynamicCache) -> PreTrainedModel:
-        """The copy if the cache has states from which the model's own scans could not continue, else the model."""
+        """The model with which to read tokens behind a cache: the copy, if the model's own scans cannot continue from
+        the cache's states."""
         states = any(isinstance(layer, LinearAttentionLayer) and layer.has_previous_state[0] for layer in cache.layers)
         return self.model if self.steps and states else self._own
 
     def fit(self, columns: int) -> None:
-        """Set the chunks for a pass of so many columns."""
+        """Set the length of the scans' chunks for a pass over so many columns."""
         size = columns if self.model.device.type == "cpu" else max(LEAST, 1 << (columns - 1).bit_length())
         for scan, most in self._chunked:
             scan.chunk_size = min(size, most)

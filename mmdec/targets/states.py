@@ -133,6 +133,16 @@ def attention_layers(cache: DynamicCache) -> list[Any]:
     return [layer for layer in cast(list[Any], cache.layers) if isinstance(layer, DynamicLayer)]
 
 
+def release(cache: DynamicCache) -> None:
+    """Make the states that a run left in a cache writable: it runs in inference mode, whose tensors no other code may
+    change in place, as the layers of some models do."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            for held in (layer.conv_states, layer.recurrent_states):
+                with torch.inference_mode(False):
+                    held.update({i: one.clone() for i, one in held.items() if one is not None and one.is_inference()})
+
+
 @final
 class StateStore:
     """A run's cache after its prompt, if it has states: they, the rows' backlogs, and a pool of keys and values."""
@@ -228,7 +238,7 @@ class StateStore:
         return cast(torch.device, self.states[0].device)
 
     def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
-        """Run over each row's tokens, padded on the right."""
+        """Run the model over each row's tokens, padded on the right to the longest."""
         width = max(map(len, tokens))
         self._read = tokens
         for layer in self.states:
@@ -237,7 +247,8 @@ class StateStore:
         return run(chains(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
 
     def _keep(self, rows: RowLayout, accepted: list[list[int]]) -> None:
-        """End a pass: keep the columns of each row's accepted tokens, or hold the tokens as its backlog."""
+        """End a pass: keep the states of rows whose columns were all accepted. Other rows read their accepted tokens
+        again with the next pass, as their backlog."""
         width = rows.tree
         kept = [len(tokens) if self.cut or len(tokens) == width else 0 for tokens in accepted]
         self.backlogs = [[] if count else tokens for count, tokens in zip(kept, accepted, strict=True)]
@@ -248,7 +259,7 @@ class StateStore:
 
 
 def _attention(layer: Any) -> Any:
-    """The part of a layer that keeps keys and values; a dummy if it has none."""
+    """The part of a cache's layer that keeps keys and values; a `DummyLayer` for one that has states alone."""
     if isinstance(layer, HybridLayer):
         return layer.attention
     if isinstance(layer, LinearAttentionAndFullAttentionLayer):

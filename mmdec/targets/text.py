@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, final
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
+from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt, cached_columns
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.hf_target import recording
 from mmdec.targets.states import cache_arguments
+from mmdec.targets.step_outputs import FLAGS, step_outputs, wanted
 from mmdec.types import InputError, Scores
 
 # the start of argument names that only models with images, video or sound have
@@ -22,6 +24,8 @@ MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
 @final
 class TextTarget(DecoderTarget):
     """A causal language model. The attention implementation may be "sdpa", "eager" or "mmdec_tree"."""
+
+    refused_outputs: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
@@ -47,6 +51,37 @@ class TextTarget(DecoderTarget):
             )
         text = TextPrompt.of(inputs)
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
+
+    def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As for all decoders; which outputs are asked for, the configuration says."""
+        given = {name: value for name, value in inputs.items() if name not in FLAGS}
+        return super().prepare_inputs(ids, config, given)
+
+    def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
+        """Reasons why only transformers' own loop gives what is asked for."""
+        kinds, cache = wanted(config), inputs.get("past_key_values")
+        if kinds and (self.chains or (cache is not None and cached_columns(cache))):
+            what = "a model with recurrent layers" if self.chains else "a chat that goes on from its cache"
+            return [f"`output_{kinds[0]}` of {what} is not given with drafts"]
+        return []
+
+    def output(
+        self,
+        inputs: Mapping[str, Any],
+        sequences: Tensor,
+        lengths: Sequence[int],
+        config: GenerationConfig,
+        scores: tuple[Tensor, ...] | None = None,
+        logits: tuple[Tensor, ...] | None = None,
+    ) -> GenerateDecoderOnlyOutput:
+        """As for all decoders, with hidden states and attentions if they are asked for."""
+        found = super().output(inputs, sequences, lengths, config, scores, logits)
+        if kinds := wanted(config):
+            text = TextPrompt.of({**inputs, "past_key_values": None})
+            outputs: Any = step_outputs(self.model, sequences, text.mask_given, text.positions, kinds)
+            for kind in kinds:
+                setattr(found, kind, outputs[kind])
+        return found
 
     def _embeds(self, prompt: Prompt) -> Tensor:
         return self.model.get_input_embeddings()(prompt.text.fresh)

@@ -37,12 +37,18 @@ from mmdec.decode.tree import single
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.targets.fast_pass import FastRun, fast_pass
-from mmdec.targets.hf_target import HfTarget, check_layers, hooked, model_name
+from mmdec.targets.hf_target import (
+    HfTarget,
+    check_attention,
+    check_layers,
+    hooked,
+    model_name,
+    output_states,
+)
 from mmdec.targets.whisper_call import SOUND, can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
-ATTENTION = ("sdpa", "eager")
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
 # inputs that are ignored, because they do not change a pass: Whisper's encoder uses no attention mask
 LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}
@@ -136,9 +142,9 @@ class WhisperTarget(HfTarget):
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
-        """Raises InputError as `check_model` does."""
-        check_model(model)
+        """Raises InputError as `check_attention` does."""
         config = model.config
+        check_attention(config)
         self.model = model
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.d_model
@@ -331,51 +337,6 @@ class WhisperTarget(HfTarget):
 
     def _features(self, out: Any, layers: tuple[int, ...]) -> dict[int, Tensor]:
         return {layer: out.last_hidden_state if layer == -1 else out.hidden_states[layer + 1] for layer in layers}
-
-
-def check_model(model: WhisperForConditionalGeneration) -> None:
-    """Raise InputError if the model's attention implementation cannot take tree masks."""
-    attention = model.config._attn_implementation
-    if attention not in ATTENTION:
-        raise InputError(
-            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}: it takes no tree. "
-            'Call `model.set_attn_implementation("sdpa")`.'
-        )
-
-
-def output_states(
-    decoded: Any, encoded: Mapping[str, Any], prompt: int, length: int, config: GenerationConfig
-) -> dict[str, Any]:
-    """The fields of an output object besides tokens, scores and cache, as far as `config` asks for them.
-
-    decoded: the decoder's output for `length` columns, the first `prompt` of which are the prompt's. encoded: the
-        encoder's output.
-    """
-    states: dict[str, Any] = {}
-    if config.output_attentions:
-        states["decoder_attentions"] = _steps(decoded.attentions, prompt, length, 2, square=True)
-        states["cross_attentions"] = _steps(decoded.cross_attentions, prompt, length, 2)
-        states["encoder_attentions"] = encoded.get("attentions")
-    if config.output_hidden_states:
-        states["decoder_hidden_states"] = _steps(decoded.hidden_states, prompt, length, 1)
-        states["encoder_hidden_states"] = encoded.get("hidden_states")
-    return states
-
-
-def _steps(
-    layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
-) -> tuple[tuple[Tensor, ...], ...]:
-    """Split each layer's tensor, which has `length` columns along `axis`, by decoding step: first all columns of the
-    prompt, then one column for each step.
-    layers: one tensor for each layer; () gives empty tuples ("sdpa" returns no attentions). square: whether these are
-        attention maps, whose keys are then cut at the step's own column.
-    Returns: one tuple of layers for each step.
-    """
-    cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
-    return tuple(
-        tuple((layer[..., :end] if square else layer).narrow(axis, begin, end - begin) for layer in layers)
-        for begin, end in cuts
-    )
 
 
 def generate_processors(

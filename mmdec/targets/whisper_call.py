@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,10 @@ from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.decode.watch import Stopwatch
+from mmdec.targets.hf_target import HOOK_TABLES, shallow
 from mmdec.targets.whisper_context import FRAMES, can_shorten, context_frames, encode
 
 SOUND = "sound"  # attribute of an encoder's output: the features that it read
-N = TypeVar("N", bound=nn.Module)
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
@@ -44,16 +43,6 @@ def eager_twin(decoder: nn.Module) -> nn.Module:
         return same
 
     return twin(decoder)
-
-
-def shallow(module: N) -> N:
-    """A module with the same parameters, buffers and submodules, whose attributes and hooks may be changed."""
-    same = object.__new__(type(module))
-    same.__dict__ = dict(module.__dict__)
-    same.__dict__["_modules"] = dict(module._modules)
-    for name in HOOK_TABLES:
-        same.__dict__[name] = OrderedDict(module.__dict__[name])
-    return same
 
 
 def encoding_once(
@@ -114,13 +103,13 @@ class RememberingEncoder:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the last window that were read, if it was not read whole; else None."""
+        """Seconds of the last window that the encoder has read, if it has not read all of it; else None."""
         if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
             return None
         return 2 * self._states.shape[1] / FRAMES
 
     def whole(self) -> BaseModelOutput:
-        """Read the last window whole, and give these states from now on."""
+        """Let the encoder read all of the last window, and use those states from now on."""
         features, margin = self._last, self._margin
         assert features is not None
         self._last = self._margin = None

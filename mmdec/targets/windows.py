@@ -148,6 +148,6 @@ def widened(layer: Any) -> Any:
 
 
 def _front(states: Any, length: int) -> Tensor:
-    """States (B, H, S, D) with zeros before them: (B, H, length, D)."""
+    """Keys or values (B, H, S, D) with columns of zeros before them: (B, H, length, D)."""
     zeros = states.new_zeros(*states.shape[:2], length - states.shape[2], states.shape[3])
     return torch.cat([zeros, states], 2)

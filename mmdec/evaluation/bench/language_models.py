@@ -236,7 +236,7 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
 
 
 def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -> tuple[list[Method], list[Method]]:
-    """mmdec's methods with a drafter, and transformers' counterparts."""
+    """The methods to time: mmdec's drafters, and transformers' own speculative loops."""
     ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
     stock = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})]
     if small is not None:
@@ -261,7 +261,8 @@ def _why_not(harness: LanguageHarness, prompt: Encoded, method: Method) -> str:
 
 
 def _rows(found: Any, subject: Method, baseline: Method, group: str) -> list[Comparison]:
-    """The rows of wall clock and of the thread's processor time, which a busy machine disturbs less."""
+    """A comparison's rows of the report: wall clock, and the thread's processor time, which other programs disturb
+    less."""
     if not found["n"]:
         return []
     kind: Kind = "task" if group.startswith("task ") else "all"

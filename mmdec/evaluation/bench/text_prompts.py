@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mmdec.training.corpora.text_files import check_text, json_lines, shown, text_lines
+from mmdec.training.corpora.chats import SYSTEM, Conversation, read_chats
 from mmdec.types import InputError
 
-MAX_MESSAGES = 200  # of one chat
-ROLES = ("system", "user", "assistant")
-TEXTS = ("prompt", "question", "text")  # fields with a single prompt
-KINDS = ("category", "task", "topic", "kind")  # fields with its kind
+KINDS = ("category", "task", "topic", "kind")  # fields of a row with the kind of its prompt
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
@@ -135,45 +131,19 @@ BEGINNINGS = (  # short, in plain letters: small models of stories have few posi
 
 
 def read_prompts(path: str | Path) -> list[TextPrompt]:
-    """The prompts of a file.
+    """The prompts of a file, see `read_chats`: a chat is answered after its last question, its kind is the row's
+    `category`, `task`, `topic` or `kind`.
 
-    path: a text file with a prompt on each line; or a .jsonl with `prompt`, `question` or `text`, a list of `turns` (as
-        Spec-Bench's: the first one is asked), or a list of `messages` with `role` and `content` that ends with the
-        user's; and perhaps the kind as `category`, `task`, `topic` or `kind`.
     Raises: InputError for a file that is missing, empty or in another format, naming the line.
     """
-    source = Path(path)
-    if source.suffix == ".jsonl":
-        prompts = [_row(row, f"line {number} of {shown(source)}") for number, row in json_lines(source, "data")]
-    else:
-        lines = text_lines(source, "data")
-        prompts = [TextPrompt.asked("all", check_text(line, "data", f"line {number}")) for number, line in lines]
-    if not prompts:
-        raise InputError(f"`data` must hold prompts, but {shown(source)} has none. Write one on each line.")
-    return prompts
+    return [_prompt(chat) for chat in read_chats(path)]
 
 
-def _row(row: Any, place: str) -> TextPrompt:
-    def refuse(rule: str, value: object) -> InputError:
-        return InputError(f"`data` must have {rule} in each line, but {place} has {str(value)[:80]!r}. Mend it.")
-
-    if not isinstance(row, dict):
-        raise refuse("a JSON object", row)
-    task = next((str(row[name]) for name in KINDS if row.get(name) is not None), "all")
-    messages = row.get("messages")
-    if messages is None:
-        turns = row.get("turns")
-        text = (
-            turns[0] if isinstance(turns, list) and turns else next((row[name] for name in TEXTS if name in row), None)
-        )
-        messages = [{"role": "user", "content": text}]
-    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise refuse(f"1 to {MAX_MESSAGES} `messages`", messages)
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if not isinstance(content, str) or not content.strip() or message.get("role") not in ROLES:
-            raise refuse(f"a text as `{TEXTS[0]}`, or `messages` with a role of {', '.join(ROLES)} and text", message)
-        check_text(content, "data", place)
-    if messages[-1]["role"] != "user":
-        raise refuse("a user's message as the last one", messages[-1])
-    return TextPrompt(task, tuple({"role": message["role"], "content": message["content"]} for message in messages))
+def _prompt(chat: Conversation) -> TextPrompt:
+    if chat.images:
+        raise InputError(f"`data` must have no pictures, but {chat.place} has. Time it with `mmdec bench vlm`.")
+    said = [text for turn in chat.turns for text in turn][:-1]
+    task = next((str(chat.notes[name]) for name in KINDS if name in chat.notes), "all")
+    prompt = TextPrompt.asked(task, *said)
+    system = ({"role": SYSTEM, "content": str(chat.notes[SYSTEM])},) if SYSTEM in chat.notes else ()
+    return TextPrompt(task, (*system, *prompt.messages))

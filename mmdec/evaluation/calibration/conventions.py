@@ -67,13 +67,13 @@ class Folder:
 
     @property
     def layout(self) -> str:
-        """Whose layout it is."""
+        """Whose layout the folder is in: mmdec's, speculators', or the flat one of other trainers."""
         if "system" in self.described:
             return OWN
         return SPECULATORS if "speculators_model_type" in self.described else FLAT
 
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
-        """The remedy that sets these fields. published: None where published folders have no key for it."""
+        """A remedy that sets these fields of config.json. published: None if published folders have no key for it."""
         if self.layout == OWN:
             return Remedy(own)
         if published is not None:
@@ -96,12 +96,12 @@ class Folder:
         return found
 
     def rope(self) -> str:
-        """The dotted key of the settings of rotations."""
+        """The dotted key of the settings of rotary positions."""
         key = self.key("rope_parameters")
         return key if self.value(key) else self.key("rope_scaling")
 
     def base(self) -> str:
-        """The dotted key of the base of rotations."""
+        """The dotted key of the base of rotary positions."""
         inner = f"{self.rope()}.rope_theta"
         return inner if self.value(inner) else self.key("rope_theta")
 
@@ -164,7 +164,7 @@ def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
 
 
 def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Options of EAGLE-3 that need no weights."""
+    """Variants by options of EAGLE-3 that need no weights."""
     config = reader.network.config
     if not isinstance(config, Eagle3Config):
         return
@@ -222,7 +222,7 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
-    """The base and the scaling of rotations."""
+    """Variants of the base and the scaling of rotary positions."""
     config = reader.network.config
     rope = getattr(target, "rope_parameters", None) or {}
     base = rope.get("rope_theta")
@@ -256,7 +256,7 @@ MROPE = ("mrope_section", "mrope_interleaved")
 
 
 def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """The two ends of the network: embedding with its scale, LM head, and the tables between vocabularies."""
+    """Variants of a network's two ends: the embedding with its scale, the LM head, the tables between vocabularies."""
     network, config = reader.network, reader.network.config
     scale = math.sqrt(config.hidden_size)
     for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):

@@ -20,7 +20,7 @@ from mmdec.evaluation.calibration.examples import EMPTY, SEEDS, Example, empty_p
 from mmdec.hub.vlm import FamiliarPictures, LoadedVlm, load_vlm
 from mmdec.pipelines.description.answer import ANSWER, summaries
 from mmdec.pipelines.description.describe import describe
-from mmdec.training.corpora.image_text import read_conversations
+from mmdec.training.corpora.chats import read_conversations
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics.answer_score import claims_held, right_answer
 from mmdec.types import InputError

@@ -203,13 +203,13 @@ def _blank(system: str, acceptance: Share) -> Examination:
 
 
 class _Other:
-    """A drafter without the conventions of a draft network that continues features, such as Medusa or FLASH."""
+    """A drafter under examination that has no variants, such as Medusa or FLASH: it is only measured."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
 
     def layers(self) -> set[int]:
-        """The layers to record."""
+        """The target's layers whose features the texts must record."""
         return set(self.drafter.needs.layers)
 
     def examined(
@@ -226,7 +226,7 @@ class _Other:
 
 
 class _Network:
-    """A draft network under examination."""
+    """A draft network under examination, with all of its variants."""
 
     def __init__(self, reader: Reader, folder: Folder, model: Model) -> None:
         self.reader, self.folder, self.model = reader, folder, model
@@ -330,7 +330,8 @@ def find_mends(
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
-    """Measure a variant. now: what is right without it. count: variants in all."""
+    """Measure a variant of how the network is read. now: which tokens are right without it. count: variants in all, for
+    the interval of each."""
     before = [_of_depth(right, variant.depth) for right in now]
     after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
@@ -354,12 +355,12 @@ def tokens_a_round(drafter: Drafter, texts: Sequence[OwnText], nodes: int, depth
 
 
 def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
-    """Where the first token is drafted right."""
+    """At which places of the texts the first drafted token is right."""
     return [_of_depth(right_tokens(reader, text, 1), 1) for text in texts]
 
 
 def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
-    """What is right at one depth, as numbers (n,)."""
+    """Which drafted tokens are right at one depth of the chains, as numbers (n,): 1 or 0."""
     return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
 
 
@@ -420,7 +421,7 @@ def student(chance: float, freedom: int) -> float:
 
 
 def verdict(gain: float, certain: Share) -> str:
-    """The verdict on a change. certain: the gain with the interval for all changes together."""
+    """The verdict on a change, see `Tried`. certain: the gain, with an interval that holds for all changes together."""
     if gain >= LEAST_GAIN and certain.low > 0:
         return OFF
     return WORSE if gain <= -LEAST_GAIN and certain.high < 0 else NOTHING
@@ -447,7 +448,7 @@ def matched_gain(
     weights = np.bincount(np.searchsorted(edges, pooled), minlength=STRATA) / len(pooled)
 
     def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
-        """(prompts, 2, strata): places that are right, and all."""
+        """Counts (prompts, 2, strata): right places and all places, by the target's confidence."""
         where = [np.searchsorted(edges, part) for part in chances]
         pairs = zip(where, right, strict=True)
         return np.array([[np.bincount(w, r, STRATA), np.bincount(w, minlength=STRATA)] for w, r in pairs])

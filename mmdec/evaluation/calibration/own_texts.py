@@ -41,7 +41,7 @@ class OwnText:
 
     @property
     def prompt(self) -> int:
-        """P."""
+        """P, the number of columns of the prompt."""
         return self.context.tokens.shape[1] - self.places
 
     @property
@@ -127,7 +127,7 @@ class Reader:
         return self.network.config.layers
 
     def drafter(self) -> TreeGrowing | None:
-        """The drafter that reads so; None if there is none."""
+        """A drafter that reads the network in this way; None for `late`, which no drafter can do."""
         if self.late:
             return None
         drafter = TreeGrowing(self.network, self.embedding, self.output)
@@ -218,7 +218,7 @@ def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
 
 
 def chain_rounds(right: Sequence[Tensor], length: int) -> int:
-    """The rounds in which chains of `length` tokens write an answer. right: as from `right_tokens`."""
+    """The number of rounds that decoding an answer takes with chains of `length` tokens. right: from `right_tokens`."""
     lists = [depth.tolist() for depth in right]
     count = len(lists[0])
     root = rounds = 0
@@ -232,7 +232,7 @@ def chain_rounds(right: Sequence[Tensor], length: int) -> int:
 
 @torch.inference_mode()
 def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
-    """The rounds in which a drafter writes an answer with drafts of this plan."""
+    """The number of rounds that decoding an answer takes with a drafter and drafts of this plan."""
     begin, device, answer = text.prompt, text.context.tokens.device, text.answer
     states = {layer: text.context.features[layer] for layer in drafter.needs.layers}
     begun = text.begun  # drafters that read no embeddings get none, as from a target

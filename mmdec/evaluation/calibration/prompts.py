@@ -1,14 +1,4 @@
-"""The prompts on which the doctor examines a drafter, and the target's inputs for them.
-
-| file | layout |
-|---|---|
-| .txt | a prompt on each line |
-| .jsonl | an object on each line: `messages` or `conversations`, or a text as `prompt`, `question` or `text` |
-| .json | a list of such objects, as LLaVA's |
-
-Of a chat the system's message and the first question are taken: later turns hold answers that are not the target's.
-`image` names pictures, in the folder images/ beside the list, else beside the list.
-"""
+"""The prompts on which the doctor examines a drafter, and the target's inputs for them."""
 
 from __future__ import annotations
 
@@ -20,39 +10,18 @@ from typing import Any
 
 import torch
 
+from mmdec.evaluation.bench.text_prompts import INSTRUCTIONS
 from mmdec.hub.find import find
 from mmdec.hub.language_model import FILES, LoadedLanguageModel, is_language_model, load_language_model
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.pipelines.description.describe import read_question
 from mmdec.pipelines.description.prompts import render, tensors, user_message
-from mmdec.training.corpora.admission import STRICT
-from mmdec.training.corpora.image_text import IMAGE, SPEAKERS
-from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, shown, text_lines
+from mmdec.training.corpora.chats import SYSTEM, read_chats
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import InputError
 
 Model = LoadedLanguageModel | LoadedVlm
 
-MAX_BYTES = 2_000_000_000  # of a list of prompts
-MAX_IMAGES = 64  # of one prompt
-TEXTS = ("prompt", "question", "text")
-QUESTIONS = (
-    "Explain to a child why the sky is blue.",
-    "Write a short story about a dog that finds a key.",
-    "How do I cook rice so that it does not stick?",
-    "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
-    "List five things to check before a long drive, with a reason for each.",
-    "Summarise how a bill becomes a law in a parliament.",
-    "A train leaves at 9:40 and arrives at 13:05. How long does it travel? Show your steps.",
-    "Write a polite e-mail that asks a landlord to repair the heating.",
-    "What are the differences between a virus and a bacterium?",
-    "Translate into French: The library opens at ten, but the reading room is closed today.",
-    "Give me a plan for a weekend in Rome with two children.",
-    "What does this command do: find . -name '*.log' -mtime +7 -delete",
-    "Compare renting and buying a home. Give arguments for both.",
-    "Describe how photosynthesis works, from light to sugar.",
-    "Write a JSON object for a book with title, authors, year and three keywords.",
-    "My neighbour plays loud music at night. What can I do about it?",
-)
 BEGINNINGS = (  # for models without a chat template, which continue a text
     "Once upon a time, there was a little girl who",
     "The ship left the harbour at dawn, and the captain",
@@ -92,74 +61,20 @@ def load_target(
 
 
 def built_in(chat: bool) -> list[Asked]:
-    """The prompts that are used without a file. chat: questions, for a model with a chat template."""
-    return [Asked(text) for text in (QUESTIONS if chat else BEGINNINGS)]
+    """The prompts that are used without a file. chat: instructions, for a model with a chat template."""
+    return [Asked(text) for text in ([one.messages[0]["content"] for one in INSTRUCTIONS] if chat else BEGINNINGS)]
 
 
 def read_prompts(path: Path, limit: int | None) -> list[Asked]:
-    """The prompts of a file, see above; `limit` of them, evenly spaced; None: all.
+    """The prompts of a file, see `read_chats`; `limit` of them, evenly spaced; None: all.
 
+    Of a chat the system's message and the first question are taken: later turns hold answers that are not the target's.
     Raises: InputError for a file in none of the layouts, naming the line or row.
     """
-    if path.suffix == ".txt":
-        lines = [(check_text(line.strip(), "data", f"line {n}"), n) for n, line in text_lines(path, "data")]
-        found = [Asked(line) for line, _ in lines]
-    elif path.suffix == ".jsonl":
-        rows = json_lines(path, "data")
-        found = [_row(row, f"line {number} of {shown(path)}", path.parent) for number, row in rows]
-    elif path.suffix == ".json":
-        listed = read_json(path, "data", "a JSON list", MAX_BYTES)
-        if not isinstance(listed, list):
-            raise InputError(f"`data` must be a JSON list, but {shown(path)} holds a {type(listed).__name__}.")
-        found = [_row(row, f"row {number} of {shown(path)}", path.parent) for number, row in enumerate(listed)]
-    else:
-        raise InputError(f"`data` must end in .txt, .jsonl or .json, but is {shown(path)}. Name it by its layout.")
-    if not found:
-        raise InputError(f"`data` must hold prompts, but {shown(path)} holds none. Write one on each line.")
-    return evenly_spaced(found, limit)
-
-
-def _row(row: object, place: str, folder: Path) -> Asked:
-    def refuse(rule: str) -> InputError:
-        return InputError(f"`data` must have {rule}, but {place} has {str(row)[:80]!r}. Mend it.")
-
-    if not isinstance(row, dict):
-        raise refuse("an object in each row")
-    turns = row.get("messages", row.get("conversations"))
-    system, text = "", next((row[name] for name in TEXTS if isinstance(row.get(name), str)), "")
-    if turns is not None:
-        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-            raise refuse("a list of turns as `messages` or `conversations`")
-        for turn in turns:
-            speaker, said = str(turn.get("role", turn.get("from"))), _said(turn.get("content", turn.get("value")))
-            if said is None:
-                raise refuse("texts as the turns' `content` or `value`; pictures stand in `image`")
-            if speaker == "system":
-                system = said
-            elif SPEAKERS.get(speaker) == 0:
-                text = said
-                break
-    text = text.replace(IMAGE, "").strip()
-    if not text:
-        raise refuse(f"`messages`, `conversations`, or a text as {', '.join(f'`{name}`' for name in TEXTS)}")
-    named = row.get("image") or []
-    named = [named] if isinstance(named, str) else named
-    if not isinstance(named, list) or len(named) > MAX_IMAGES or not all(isinstance(name, str) for name in named):
-        raise refuse(f"at most {MAX_IMAGES} paths as `image`")
-    apart = folder / "images"
-    names = STRICT.names(apart if apart.is_dir() else folder)
-    for said in (system, text):
-        check_text(said, "data", place)
-    return Asked(text, system, tuple(names(name, place) for name in named))
-
-
-def _said(content: object) -> str | None:
-    """The text of a turn, whole or in parts; None for anything else."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [None]
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
-    return None if None in texts else "\n".join(map(str, texts))
+    return [
+        Asked(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)
+        for chat in evenly_spaced(read_chats(path), limit)
+    ]
 
 
 def has_template(model: Model) -> bool:

@@ -33,7 +33,8 @@ from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
 from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.image_text import IMAGE, ImageQuestion, asked_of, by_task, read_questions, swapped
+from mmdec.training.corpora.chats import IMAGE
+from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, read_questions, swapped
 from mmdec.training.corpora.text_files import check_limit
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.answer_score import claims_held, normalise, right_answer, right_in_other_words

@@ -38,7 +38,10 @@ class TimeError:
 
 
 def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeError]:
-    """Errors of the words that both have, in the same order."""
+    """Errors of the words that transcript and truth share, by the longest common sequence.
+
+    found: words of the transcript. known: the words that were spoken, with their true times.
+    """
     said, true = (["".join(normalise_words(word)) for word, _, _ in words] for words in (found, known))
     errors = list[TimeError]()
     for block in SequenceMatcher(None, said, true, autojunk=False).get_matching_blocks():

@@ -59,6 +59,8 @@ LoadedTranscriber = LoadedWhisper  # public name in `mmdec.load`
 load_transcriber = load_whisper
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
+UNSURE = 0.7  # a lower confidence of the shipped model names another
+FOR_PEOPLE = "openai/whisper-base"
 WHISPER = System(
     load_whisper,
     LoadedWhisper,
@@ -287,14 +289,16 @@ def transcribe_batch(
             timings=_timings(usage, features * len(samples) / samples_read, rest),
             seconds=len(samples) / SAMPLE_RATE,
             lossless=speculation.options.lossless,
-            confidence=confidence(seen, request.calibrations, TRANSCRIPT),
+            confidence=sure,
             calibrated=TRANSCRIPT in request.calibrations,
             evidence=seen,
             windows=usage.prompts,
+            note=_advice(request.whisper, sure),
         )
         for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
         for tokens in [[token for segment in segments for token in segment.tokens]]
         for seen in [evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(model), len(samples))}]
+        for sure in [confidence(seen, request.calibrations, TRANSCRIPT)]
     ]
 
 
@@ -311,6 +315,14 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
         if isinstance(error, ValueError) or not meter.prompts:
             raise options_error(request.given, error, option_names(request.whisper.model)) from error
         raise
+
+
+def _advice(whisper: LoadedWhisper, sure: float) -> str:
+    """Which model to take where the shipped one, which learned from synthetic voices, is unsure; else ""."""
+    shipped = whisper.directory is not None and whisper.directory.name == DEFAULT_MODEL
+    if not shipped or sure >= UNSURE:
+        return ""
+    return f'{DEFAULT_MODEL} is unsure of this voice; model="{FOR_PEOPLE}" knows recordings of people'
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:

@@ -72,7 +72,7 @@ class Transcript:
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
     windows: int = 1  # prompts' passes: one per window and temperature
     calibrated: bool = True  # whether the confidence was fitted for this model; else it is the tokens' mean probability
-    note: str = ""  # why there is no text: a silent recording
+    note: str = ""  # why there is no text (a silent recording), or which model knows such voices
 
     def __str__(self) -> str:
         """Three lines: the text, or why there is none; the number of rounds; the seconds."""

@@ -1,4 +1,4 @@
-"""Reads what a person has to ask a model, with or without pictures, from a file of any of three kinds.
+"""Reads conversations with a model, with or without pictures, from a file of any of three kinds.
 
 | file | layout |
 |---|---|
@@ -6,45 +6,84 @@
 | .jsonl | in each line `messages` (`role`, `content`), `conversations` as above, or a `question`; perhaps `image` |
 | .txt | one question a line |
 
-A single question may also be named `prompt` or `text`. The answers in the file are only read as what was said before
-the next question: the model answers by itself.
+Rows of a .json may also be in the layouts of a .jsonl. A single question may be named `prompt` or `text`, too; of a
+list of questions as `turns` (Spec-Bench's layout) the first is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmdec.training.corpora.admission import STRICT, Admission, Names
-from mmdec.training.corpora.image_text import IMAGE, MAX_TURNS, Conversation, read_conversations
-from mmdec.training.corpora.text_files import check_text, json_lines, shown, text_lines
+from mmdec.training.corpora.text_files import check_text, json_lines, read_json, shown, text_lines
 from mmdec.types import InputError
 
 SUFFIXES = (".json", ".jsonl", ".txt")
 ASKED = ("question", "prompt", "text")  # names of a single question
+LAYOUTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"user": 0, "human": 0, "assistant": 1, "gpt": 1}
 SYSTEM = "system"  # the note that holds a system message
+MAX_LIST_BYTES = 8_000_000_000  # llava_v1_5_mix665k's list has one gigabyte
+MAX_TURNS = 1000  # the most turns of one conversation
+IMAGE = "<image>"
+PARTS = ("text", "image")  # types of a message's parts
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One row. turns: (question, answer) pairs; the questions are without the image token, and the last answer may be
+    "". notes: the row's other fields, and the system message."""
+
+    id: str
+    images: tuple[Path, ...]
+    turns: tuple[tuple[str, str], ...]
+    notes: Mapping[str, Any]
+    place: str = field(default="", compare=False)  # file and row where it is listed
 
 
 def read_chats(
     listed: str | Path, images: str | Path | None = None, admission: Admission = STRICT
 ) -> list[Conversation]:
-    """The conversations of a file.
+    """The conversations of a file; pictures are not opened.
 
     images: folder that image paths are relative to; by default "images" beside the file, or the file's own folder.
-    Raises InputError for a file that is missing or of another kind, naming the row.
+    Raises InputError for a file that is missing, empty or of another kind, naming the row.
     """
     path = check_listed(Path(listed))
-    folder = picture_folder(path, images)
     if path.suffix == ".json":
-        return read_conversations(path, folder, admission)
-    if path.suffix == ".txt":
-        rows = ((number, {"question": line}) for number, line in text_lines(path, "data"))
+        rows = _list(path, "data")
+    elif path.suffix == ".txt":
+        rows = ((f"line {number}", {"question": line}) for number, line in text_lines(path, "data"))
     else:
-        rows = json_lines(path, "data")
-    names = admission.names(folder)
-    return [_conversation(row, number, f"line {number} of {shown(path)}", names) for number, row in rows]
+        rows = ((f"line {number}", row) for number, row in json_lines(path, "data"))
+    names, file = admission.names(picture_folder(path, images)), shown(path)
+    found = [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
+    if not found:
+        raise InputError(f"`data` must hold questions, but {file} holds none. Write one on each line.")
+    return found
+
+
+def read_conversations(
+    listed: str | Path, images: str | Path | None = None, admission: Admission = STRICT
+) -> list[Conversation]:
+    """The rows of a .json list in which every question has its answer; pictures are not opened.
+
+    images: folder that the rows' image paths are relative to; by default "images" beside the list.
+    Raises InputError for a list that is missing, too large or in another format, naming the row.
+    """
+    path = Path(listed)
+    rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))
+    return [_conversation(row, f"{place} of {shown(path)}", names, True) for place, row in rows]
+
+
+def _list(path: Path, argument: str) -> Iterable[tuple[str, Any]]:
+    rows = read_json(path, argument, "a JSON list", MAX_LIST_BYTES)
+    if not isinstance(rows, list):
+        raise InputError(f"`{argument}` must be a JSON list, but '{path}' holds a {type(rows).__name__}.")
+    return ((f"row {number}", row) for number, row in enumerate(rows))
 
 
 def check_listed(path: Path) -> Path:
@@ -60,23 +99,26 @@ def picture_folder(listed: Path, images: str | Path | None) -> Path:
     return Path(images) if images is not None else beside if beside.is_dir() else listed.parent
 
 
-def _conversation(row: object, number: int, place: str, names: Names) -> Conversation:
+def _conversation(row: object, place: str, names: Names, answered: bool) -> Conversation:
+    """answered: whether the last question must have an answer."""
     if not isinstance(row, dict):
         raise _refuse(place, "fields", row)
+    name = row.get("id", place.split()[1])
+    if not isinstance(name, str | int):
+        raise _refuse(place, "a string or a number as `id`", name)
     row = {name: value for name, value in row.items() if value is not None}  # null: missing in a table
     named = row.get("image", row.get("images", []))
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
         raise _refuse(place, "a path or a list of paths as `image`", named)
     said = list(_said(row, place))
-    notes = {}
+    notes = {key: value for key, value in row.items() if key not in ("id", "image", "images", *LAYOUTS, *ASKED)}
     if said and said[0][0] == SYSTEM:
         notes[SYSTEM] = said.pop(0)[1]
-    if len(said) % 2:  # the last question has no answer yet
+    if len(said) % 2 and not answered:
         said.append(("assistant", ""))
-    if not 2 <= len(said) <= 2 * MAX_TURNS or any(
-        SPEAKERS.get(role) != index % 2 for index, (role, _) in enumerate(said)
-    ):
+    wrong = (SPEAKERS.get(role) != index % 2 for index, (role, _) in enumerate(said))
+    if len(said) % 2 or not 2 <= len(said) <= 2 * MAX_TURNS or any(wrong):
         raise _refuse(place, "questions and answers in turn, 1 to 1000 of each", [role for role, _ in said])
     turns = tuple(
         (question.replace(IMAGE, "").strip(), answer.strip())
@@ -84,12 +126,12 @@ def _conversation(row: object, number: int, place: str, names: Names) -> Convers
     )
     if any(not question for question, _ in turns):
         raise _refuse(place, "a text in each question", row)
-    return Conversation(str(row.get("id", number)), tuple(names(path, place) for path in named), turns, notes, place)
+    return Conversation(str(name), tuple(names(path, place) for path in named), turns, notes, place)
 
 
 def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
     """(role, text) of each message of a row."""
-    for name, (role, value) in {"messages": ("role", "content"), "conversations": ("from", "value")}.items():
+    for name, (role, value) in LAYOUTS.items():
         if name not in row:
             continue
         if not isinstance(row[name], list):
@@ -100,21 +142,24 @@ def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
                 raise _refuse(place, f"a `{role}` and a text as `{value}` in each of its `{name}`", message)
             yield message[role], check_text(text, "data", place)
         return
-    question = next((row[name] for name in ASKED if name in row), None)
+    turns = row.get("turns")
+    first = turns[0] if isinstance(turns, list) and turns else None
+    question = next((row[name] for name in ASKED if name in row), first)
     if not isinstance(question, str):
         raise _refuse(place, f"`messages`, `conversations` or a text as one of {', '.join(ASKED)}", row)
     yield "user", check_text(question, "data", place)
 
 
 def _text(content: object) -> str | None:
-    """The text of a message, which chats with pictures give in parts; None if there is none."""
+    """The text of a message, which chats with pictures give in parts; None if there is none, or a part that is neither
+    text nor the place of a picture of `image`."""
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PARTS for part in content):
         texts = [part.get("text") for part in content if part.get("type") == "text"]
         return " ".join(texts) if all(isinstance(text, str) for text in texts) else None
     return None
 
 
 def _refuse(place: str, rule: str, value: object) -> InputError:
-    return InputError(f"L{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")
+    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.checks.files import write_whole
-from mmdec.training.corpora.image_text import Conversation
+from mmdec.training.corpora.chats import Conversation
 
 BEGIN, END, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
 USER, ASSISTANT = "USER:", "ASSISTANT:"

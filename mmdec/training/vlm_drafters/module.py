@@ -288,7 +288,8 @@ class DraftModule(LightningModule):
             data.stored = self.store
 
     def needed(self, config: DraftConfig) -> Needs:
-        """What training reads of the target: what the network reads, and what its loss compares with."""
+        """What training needs of the target's pass: the features that the network reads, and those that its loss
+        compares with."""
         return Needs(layers=config.layers, embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
@@ -327,7 +328,7 @@ class DraftModule(LightningModule):
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """The drafter's ranks of the true tokens, for simulated decoding: see `rank_texts`."""
+        """At each depth of a chain, how many tokens the drafter finds likelier than the true one: see `rank_texts`."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 

@@ -119,7 +119,8 @@ def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
 
 
 def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask: Tensor) -> Tensor:
-    """Attention of each root's newest column: to the target's columns, and to one column of each step since.
+    """Attention of the newest drafted token behind each root: to the target's columns up to the root, and to the tokens
+    drafted before it, one a step.
 
     queries: (B, heads, n, d) of roots 0 ... n - 1. context: keys and values (B, h, S, d) of the target's columns. own:
         keys and values (B, h, n or more, d) of each step; column r belongs to root r, and only root r attends to it.
@@ -140,7 +141,8 @@ def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask
 
 
 def causal(prompt_mask: Tensor, length: int) -> Tensor:
-    """(B, N, M + N) bool: the target's columns that each of N roots sees, the prompt and its own up to the root."""
+    """(B, N, M + N) bool: which of the target's M columns of the prompt and N of the answer each of the N roots sees:
+    those up to itself."""
     rows, device = len(prompt_mask), prompt_mask.device
     own = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)

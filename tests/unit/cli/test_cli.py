@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+import mmdec
 from mmdec import audio, cli
 from mmdec.cli import files as outputs
 from mmdec.cli.files import PICTURES, SOUNDS, input_files, output_paths, together_as_one
@@ -52,6 +53,24 @@ def test_many_files(recordings: list[Path], tmp_path: Path, tiny_model: Path) ->
     assert sorted(path.name for path in out.iterdir()) == ["a.wav", "b.wav", "c.wav"]
     assert "1.30 s of audio in" in result.stdout
     assert "vocoder" in result.stdout
+
+
+def test_without_an_output_the_text_is_printed(
+    recordings: list[Path], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    options = ("--model", tiny_model, "--device", "cpu")
+    one = run("translate", recordings[0], *options)
+    assert one.exit_code == 0, one.output
+    text = mmdec.translate_speech(recordings[0], model=tiny_model, device="cpu").text
+    assert one.stdout == text + "\n"
+    several = run("translate", *recordings, *options)
+    assert several.stdout.startswith(f"{recordings[0]}:\n  {text}\n{recordings[1]}:\n")
+    told = run("translate", recordings[0], "--json", *options)
+    assert (json.loads(told.stdout)["text"], json.loads(told.stdout)["output"]) == (text, None)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_json_has_one_object_a_line(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_error_names_the_targets_folder(names: dict[str, str], told: str, tm
     assert "```" not in draft_card(read_network(tmp_path / "drafter"), reads_images=False)
 
 
-@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash"])
+@pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash", "eagle3"])
 def test_the_shipped_cards_are_what_is_written_today(system: str) -> None:
     folder = next(path / "vlm-scenes" / system for path in FOLDERS if (path / "vlm-scenes").is_dir())
     assert (folder / "README.md").read_text(encoding="utf-8") == draft_card(read_network(folder))

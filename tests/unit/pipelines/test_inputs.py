@@ -186,6 +186,62 @@ def test_bytes_and_dicts_that_hold_no_sound() -> None:
     refused("`array` and `sampling_rate`, `bytes` or `path`, but is a dict of 'audio'", {"audio": 1})
 
 
+def held(sound: np.ndarray, rate: int = RATE) -> bytes:
+    """A wav file's bytes."""
+    file = io.BytesIO()
+    soundfile.write(file, sound, rate, subtype="FLOAT", format="WAV")
+    return file.getvalue()
+
+
+def test_what_datasets_gives_is_read(tmp_path: Path) -> None:
+    """Decoded and undecoded columns of sound, and bytes of a file."""
+    sound, slow = buzz(0.5), buzz(0.5, rate=8000)
+    (tmp_path / "a.wav").write_bytes(held(sound))
+    wanted = read(sound, RATE)
+    forms: list[Any] = [
+        {"array": sound, "sampling_rate": RATE, "path": "gone.wav"},
+        {"array": sound.tolist(), "sampling_rate": float(RATE)},
+        {"array": torch.from_numpy(sound), "sampling_rate": np.int64(RATE)},
+        {"bytes": held(sound), "path": None},
+        {"bytes": None, "path": str(tmp_path / "a.wav")},
+        {"array": None, "path": tmp_path / "a.wav"},
+        held(sound),
+        bytearray(held(sound)),
+    ]
+    for form in forms:
+        assert torch.allclose(read(form), wanted, atol=1e-6)
+    assert torch.equal(read({"array": slow, "sampling_rate": 8000}), read(slow, 8000))
+    assert torch.equal(read(held(slow, 8000)), read(slow, 8000))
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        ({"array": [0.1] * 9000}, "must hold `sampling_rate` beside `array`"),
+        ({"array": [0.1] * 9000, "sampling_rate": "fast"}, "whole number"),
+        ({"array": [0.1] * 9000, "sampling_rate": 100}, "at least 8000"),
+        ({"array": "talk", "sampling_rate": RATE}, "floats or integers"),
+        ({"array": [[0.1], [0.1, 0.2]], "sampling_rate": RATE}, "can be read"),
+        ({"array": [float("nan")] * 9000, "sampling_rate": RATE}, "NaN"),
+        ({"array": [], "sampling_rate": RATE}, "at least"),
+        ({"bytes": b"", "path": None}, "`array` and `sampling_rate`"),
+        ({"bytes": b"RIFF", "path": None}, "libsndfile can read"),
+        ({"path": "nowhere.wav"}, "does not exist"),
+        ({"path": 7}, "a dict of 'path'"),
+        ({}, "a dict of nothing"),
+        ({"array": {"array": [0.1]}, "sampling_rate": RATE}, "floats or integers"),
+    ],
+    ids=range(13),
+)
+def test_broken_dicts_are_told(audio: Any, message: str) -> None:
+    refused(message, audio)
+
+
+def test_a_rate_beside_a_dict_is_refused() -> None:
+    with pytest.raises(InputError, match="`sample_rate` must be left out for files and dicts"):
+        recordings({"array": [0.1] * 9000, "sampling_rate": RATE}, RATE)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32])
 def test_integers_are_scaled_by_their_range(dtype: type[np.integer]) -> None:
     sound = buzz(0.5)

@@ -88,6 +88,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
             "all",
             ["Be brief.", "Hi."],
         ),
+        ({"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Yes?"}]}, "all", ["Hi."]),
     ],
 )
 def test_rows_of_a_list(tmp_path: Path, row: Any, task: str, texts: list[str]) -> None:
@@ -98,13 +99,14 @@ def test_rows_of_a_list(tmp_path: Path, row: Any, task: str, texts: list[str]) -
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([], "must hold prompts"),
-        ([3], "a JSON object in each line, but line 1 of"),
-        ([{"prompt": ""}], "a text as `prompt`"),
-        ([{"turns": []}], "a text as `prompt`"),
-        ([{"messages": [{"role": "owner", "content": "x"}]}], "a role of system, user, assistant"),
-        ([{"messages": [{"role": "assistant", "content": "x"}]}], "a user's message as the last one"),
-        ([{"messages": "x"}], "1 to 200 `messages`"),
+        ([], "must hold questions"),
+        ([3], "Line 1 of .* must have fields"),
+        ([{"prompt": ""}], "a text in each question"),
+        ([{"turns": []}], "a text as one of question, prompt, text"),
+        ([{"messages": [{"role": "owner", "content": "x"}]}], "questions and answers in turn"),
+        ([{"messages": [{"role": "assistant", "content": "x"}]}], "questions and answers in turn"),
+        ([{"messages": "x"}], "a list as `messages`"),
+        ([{"prompt": "What?", "image": "x.png"}], "no pictures"),
     ],
 )
 def test_lists_that_are_refused(tmp_path: Path, rows: list[Any], said: str) -> None:

@@ -38,7 +38,7 @@ from mmdec.evaluation.calibration.examples import (
     words_right,
 )
 from mmdec.pipelines.confidence import read_calibrations
-from mmdec.training.corpora.image_text import Conversation
+from mmdec.training.corpora.chats import Conversation
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 

@@ -177,7 +177,8 @@ def test_feed_and_end_are_the_same_as_the_iterator(four: LoadedWhisper) -> None:
 def test_two_streams_at_once_do_not_notice_each_other(four: LoadedWhisper) -> None:
     one, other = VOICE, buzz(3.0, 5)
     wanted = [texts([sound], four, every=0.5, drafter="lookup") for sound in (one, other)]
-    both = [LiveTranscriber(model=four, **{**QUICK, "every": 0.5, "drafter": "lookup"}) for _ in range(2)]
+    options: dict[str, Any] = {**QUICK, "every": 0.5, "drafter": "lookup"}
+    both = [LiveTranscriber(model=four, **options) for _ in range(2)]
     found: list[list[Any]] = [[], []]
     for at in range(0, len(one), 4000):
         for live, sound, list_ in zip(both, (one, other), found, strict=True):

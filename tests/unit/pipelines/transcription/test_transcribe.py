@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 
+import mmdec
 from mmdec.decode.loop import Round
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.types import InputError
@@ -127,6 +128,30 @@ def test_silence_is_an_empty_transcript_that_says_so(whisper: LoadedWhisper, tmp
     assert [one.language for one in found] == ["en", "de", "de"]
     assert found[2].tokens == transcribe(buzz(0.7), model=whisper, language="de").tokens != []
     assert progress[-1] == (pytest.approx(4.3), pytest.approx(4.3))
+
+
+def test_dicts_and_bytes_are_recordings(whisper: LoadedWhisper) -> None:
+    """In a list beside others; a broken one costs no neighbour."""
+    sound = buzz(0.6)
+    file = io.BytesIO()
+    soundfile.write(file, sound, RATE, subtype="FLOAT", format="WAV")
+    wanted = mmdec.transcribe(sound, sample_rate=RATE, model=whisper).tokens
+    good = {"array": sound, "sampling_rate": RATE}
+    assert mmdec.transcribe(good, model=whisper).tokens == wanted
+    audio: list[Any] = [good, file.getvalue(), {"array": sound}, {"bytes": file.getvalue(), "path": "a.wav"}]
+    with pytest.raises(mmdec.BatchError, match="sampling_rate") as caught:
+        mmdec.transcribe(audio, model=whisper)
+    assert list(caught.value.errors) == [2]
+    assert [one and one.tokens for one in caught.value.results] == [wanted, wanted, None, wanted]
+
+
+def test_the_shipped_model_names_another_where_it_is_unsure() -> None:
+    """A voice that it knows has no note."""
+    noisy = mmdec.transcribe(buzz(1.0), sample_rate=RATE, device="cpu")
+    assert noisy.confidence < 0.5
+    assert 'model="openai/whisper-base"' in noisy.note
+    known = mmdec.transcribe("data/samples/english/sentence.flac", device="cpu")
+    assert known.note == ""
 
 
 def test_a_confidence_says_whether_it_was_fitted(whisper: LoadedWhisper) -> None:

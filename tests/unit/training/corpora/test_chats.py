@@ -52,6 +52,7 @@ def test_pictures_lie_in_the_named_folder_or_in_images(tmp_path: Path) -> None:
         ({"answer": "x"}, "`messages`, `conversations` or a text"),
         ({"messages": "x"}, "a list as `messages`"),
         ({"messages": [{"role": "user"}]}, "a text as `content`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a text as `content`"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "in turn"),
         ({"messages": []}, "in turn"),
         ({"question": "<image>"}, "a text in each question"),

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mmdec.training.corpora import image_text
-from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_conversations, read_questions, swapped
+from mmdec.training.corpora import chats
+from mmdec.training.corpora.chats import read_conversations
+from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_questions, swapped
 from mmdec.training.metrics.answer_score import claims_held, right_answer, right_in_other_words
 from mmdec.types import InputError
 
@@ -80,7 +81,7 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
             read_conversations(tmp_path / "bad.json")
     with pytest.raises(InputError, match="holds a dict"):
         read_conversations(write(tmp_path, {}))
-    monkeypatch.setattr(image_text, "MAX_LIST_BYTES", 10)
+    monkeypatch.setattr(chats, "MAX_LIST_BYTES", 10)
     with pytest.raises(InputError, match="at most 10 bytes"):
         read_conversations(write(tmp_path, [row()]))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from mmdec.training.corpora.image_text import Conversation
+from mmdec.training.corpora.chats import Conversation
 from mmdec.training.options import token_list
 from mmdec.training.vlm.data import Rows, SceneData
 from mmdec.training.vlm.export import mix

@@ -1,0 +1,153 @@
+r"""Measures live transcription on recordings that arrive as if somebody spoke them, and short contexts beside whole
+windows.
+
+python -m mmdec.evaluation.quality.live --recordings recordings.jsonl --model MODEL --language en
+
+Each line of the file is an object with `path` (beside the file) and `text`. The sound arrives in pieces of half a
+second on a simulated clock. What decoding costs is added to it: processor seconds of one thread, so that a busy machine
+does not count. While a piece is decoded others arrive, and wait together, as in a pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
+from mmdec.training.metrics.text import normalise_words
+from mmdec.training.metrics.word_errors import rate, word_edits
+
+PIECE = SAMPLE_RATE // 2  # samples that arrive together
+PAUSE = 2 * SAMPLE_RATE  # samples of silence between two recordings
+SHORT = (1.5, 8.0)  # seconds of recordings that are read in a short context
+
+
+@dataclass
+class Heard:
+    """What one stream showed: updates with the time on the simulated clock at which each could be read."""
+
+    seconds: float = 0.0  # of sound
+    busy: float = 0.0  # seconds of decoding
+    shown: list[tuple[float, StreamUpdate]] = field(default_factory=list[tuple[float, StreamUpdate]])
+
+
+def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] = time.process_time) -> Heard:
+    """Give a live transcriber a recording (T,) as it would arrive. clock: seconds of work."""
+    heard, now, at = Heard(len(sound) / SAMPLE_RATE), 0.0, 0
+
+    def show(updates: Iterable[StreamUpdate]) -> float:
+        before, done = clock(), now
+        for update in updates:
+            after = clock()
+            done, before = done + after - before, after
+            heard.shown.append((done, update))
+        return done + clock() - before
+
+    while at < len(sound):
+        now = max(now, min(at + PIECE, len(sound)) / SAMPLE_RATE)
+        end = min(max(at + PIECE, int(now * SAMPLE_RATE) // PIECE * PIECE), len(sound))
+        then = show(live.feed(sound[at:end]))
+        heard.busy, now, at = heard.busy + then - now, then, end
+    heard.busy += show(live.end()) - now
+    return heard
+
+
+def windows(heard: Heard) -> list[tuple[StreamUpdate, list[tuple[float, StreamUpdate]]]]:
+    """Each final update, and all updates of its window in order, the final one included."""
+    finals = [update for _, update in heard.shown if update.final]
+    return [(last, [(at, one) for at, one in heard.shown if one.start == last.start]) for last in finals]
+
+
+def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> list[float]:
+    """Seconds from each word's end to the first update that has it. The final update needs words' times."""
+    timed = [word for segment in final.segments for word in segment.words or ()]
+    wanted = ["".join(normalise_words(word.text)) for word in timed]
+    first = dict[int, float]()
+    for at, update in shown:
+        for place in matched(normalise_words(update.text), wanted):
+            first.setdefault(place, at)
+    return [at - timed[place].end for place, at in sorted(first.items())]
+
+
+def matched(said: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Indices of the wanted words that were said, in the same order."""
+    blocks = SequenceMatcher(None, said, wanted, autojunk=False).get_matching_blocks()
+    return [place for block in blocks for place in range(block.b, block.b + block.size)]
+
+
+def measure(streams: Sequence[Heard]) -> dict[str, Any]:
+    """Delays, passes, words that changed, and the real-time factor of streams with words' times.
+
+    Passes without drafts are counted, not run: one a token, and one for the end.
+    """
+    late, passes, cold, ends, words, kept = list[float](), 0, 0, [0, 0], 0, 0
+    for final, shown in (window for heard in streams for window in windows(heard)):
+        late += delays(final, shown)
+        passes += sum(update.transcript.rounds for _, update in shown if not update.final)
+        cold += sum(len(update.transcript.tokens) + 1 for _, update in shown if not update.final)
+        ends = [ends[0] + final.transcript.rounds, ends[1] + len(final.transcript.tokens) + 1]
+        for _, update in shown:
+            if not update.final:
+                said = normalise_words(update.text)
+                words, kept = words + len(said), kept + len(matched(said, normalise_words(final.text)))
+    seconds = sum(heard.seconds for heard in streams)
+    return {
+        "seconds": seconds,
+        "windows": sum(len(windows(heard)) for heard in streams),
+        "words": len(late),
+        "delay": {"median": median(late), "90 %": quantiles(late, n=10)[-1]} if len(late) > 1 else {},
+        "passes": {"drafted": passes, "without drafts": cold, "share": passes / max(cold, 1)},
+        "passes of final texts": {"drafted": ends[0], "without drafts": ends[1]},
+        "provisional words that changed": 1 - kept / max(words, 1),
+        "real-time factor": sum(heard.busy for heard in streams) / max(seconds, 1e-9),
+    }
+
+
+def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Word errors and processor seconds with whole windows and `audio_context="auto"`, in turn. recordings: sound (T,)
+    and text."""
+    found: dict[str, Any] = {name: {"edits": [], "seconds": 0.0} for name in ("whole", "auto")}
+    for sound, text in recordings:
+        for name, one in found.items():
+            start = time.process_time()
+            context = None if name == "whole" else "auto"
+            out = transcribe(sound, sample_rate=SAMPLE_RATE, audio_context=context, **options)
+            one["seconds"] += time.process_time() - start
+            one["edits"].append(word_edits(*(" ".join(normalise_words(said)) for said in (text, out.text))))
+    return {name: {"seconds": one["seconds"], "words wrong": rate(one["edits"])} for name, one in found.items()}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recordings", type=Path, required=True, help="JSON lines with path and text")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")
+    parser.add_argument("--language", help="default: detected")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [json.loads(line) for line in options.recordings.read_text(encoding="utf-8").splitlines()]
+    sounds = [(load_audio(options.recordings.parent / row["path"]), str(row["text"])) for row in rows]
+    spoken: dict[str, Any] = {"model": load_transcriber(options.model, "cpu"), "language": options.language}
+    pause = 1e-4 * torch.randn(PAUSE, generator=torch.Generator().manual_seed(0))
+    short = [(sound, text) for sound, text in sounds if SHORT[0] <= len(sound) / SAMPLE_RATE <= SHORT[1]]
+    transcribe(sounds[0][0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)  # warm
+    streams = [
+        hear(LiveTranscriber(timestamps="word", **spoken), torch.cat([pause, sound, pause])) for sound, _ in sounds
+    ]
+    print(json.dumps({"live": measure(streams), "contexts": {"recordings": len(short), **contexts(short, spoken)}}))
+
+
+if __name__ == "__main__":
+    main()
