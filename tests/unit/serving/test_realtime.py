@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 
 import mmdec
 from mmdec.serving.app import build
+from mmdec.serving.engines import How, load
 from mmdec.serving.realtime import TRANSCRIPTION
 from mmdec.serving.server import Limits, Server
 from tests.conftest import RATE, buzz
-from tests.support.served import AsgiSocket
+from tests.support.served import ROOT, AsgiSocket
 
 FORM = {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": RATE}}}}, "type": "session.update"}
 
@@ -85,16 +87,20 @@ def test_final_texts_are_those_of_the_call(engines: dict[str, Any], folder: Path
     session(engines, talk)
 
 
-def test_provisional_text_comes_before_the_final_one(engines: dict[str, Any]) -> None:
+def test_provisional_text_comes_before_the_final_one() -> None:
+    """By the shipped model: the tiny one's window is shorter than the sound after which text is renewed."""
+    speech, rate = soundfile.read(ROOT / "data/samples/english/sentence.flac", dtype="float32")
+    engines = dict([load("whisper-phrasebook", How(threads=1), "cpu", None)])
+
     async def talk(client: AsgiSocket) -> None:
         await opened(client)
-        client.send(append(np.concatenate([buzz(0.5, 1), np.zeros(2 * RATE // 5, np.float32)])))
+        client.send(append(speech))
         while (event := await client.event())["type"] != "mmdec.transcription.provisional":
             pass
         assert event["text"]
 
-    server = session(engines, talk)
-    assert server.sessions == 0
+    assert rate == RATE
+    assert session(engines, talk).sessions == 0
 
 
 def test_faults_are_told_and_the_session_goes_on(engines: dict[str, Any]) -> None:
