@@ -54,9 +54,11 @@ def serve(
             raise InputError(f"`token` must be a readable file, but '{token}' is not ({error}). Check it.") from error
     if secret is not None and not (secret and secret.isascii() and secret.isprintable()):
         raise InputError("`token` must hold a line of plain letters, but does not. Write one.")
-    from mmdec.serving.app import serve as run
+    from mmdec.serving.app import ready
     from mmdec.serving.server import Limits
 
     limits = Limits(requests, sessions, megabytes, seconds, tokens, wait)
     placed = (device, dtype_or_quick(dtype, device))
-    run(models or [], (host, port), secret, limits, batch_size, threads, placed, statistics)
+    server, names = ready(models or [], (host, port), secret, limits, batch_size, threads, placed, statistics)
+    print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
+    server.run()

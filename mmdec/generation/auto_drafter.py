@@ -137,7 +137,9 @@ def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
 
 def network_shape(model: PreTrainedModel) -> str:
     """A digest of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
-    shapes = sorted((name, tuple(value.shape)) for name, value in model.state_dict().items())
+    # a quantised layer's state holds other objects, too
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    shapes = sorted((name, tuple(value.shape)) for name, value in tensors.items())
     return hashlib.blake2b(f"{type(model).__name__} {shapes}".encode(), digest_size=16).hexdigest()
 
 
@@ -146,7 +148,7 @@ def values_of(model: PreTrainedModel) -> list[float]:
     """Some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
     parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
-        if value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:
+        if not isinstance(value, Tensor) or value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:
             continue
         if value.is_meta or value.layout is not torch.strided or type(value) not in (Tensor, nn.Parameter):
             return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,7 +27,6 @@ from mmdec.serving import chat, realtime, speech
 from mmdec.serving.engines import How, load
 from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
 
-log = logging.getLogger(__name__)
 MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # served where none is named
 GRACE = 120  # seconds that requests may take after a signal to end
 
@@ -103,7 +101,7 @@ async def _refused(_: Request, error: Exception) -> JSONResponse:
     return ApiError(error.status_code, f"{error.detail}.", headers=error.headers).response()
 
 
-def serve(
+def ready(
     names: Sequence[str],
     address: tuple[str, int] = ("127.0.0.1", 8000),
     token: str | None = None,
@@ -112,12 +110,13 @@ def serve(
     threads: int | None = None,
     placed: tuple[str | None, Any] = (None, None),
     statistics: Path | None = None,
-) -> None:
-    """Load models and serve them until a signal ends it. What was begun is answered first.
+) -> tuple[uvicorn.Server, list[str]]:
+    """Load models for a server. Its `run` serves them until a signal ends it; what was begun is answered first.
 
     names: models as for `mmdec.load`; none: the shipped ones. address: host and port. token: see `Server`. rows: of a
         batch at most. threads: as for `mmdec.transcribe`. placed: device and dtype of the models. statistics: a file
         in which what runs have learned is kept between starts.
+    Returns: the server, and the names of the models.
     Raises: InputError for a model that cannot be loaded; MmdecError if nothing can be served at this address.
     """
     host, port = address
@@ -134,5 +133,4 @@ def serve(
     engines = dict(load(name, how, *placed) for name in names or MODELS)
     server = Server(engines, limits or Limits(), token)
     config.app = build(server, ending)
-    print(f"mmdec serves {', '.join(engines)} at http://{host}:{port}/v1", flush=True)
-    uvicorn.Server(config).run()
+    return uvicorn.Server(config), list(engines)

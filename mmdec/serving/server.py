@@ -203,7 +203,7 @@ class Door:
             await self._request(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server, began, status = self._server, time.perf_counter(), 499
+        server, began, status = self._server, time.monotonic(), 499
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -223,7 +223,7 @@ class Door:
             server.open -= 1
             path = scope["path"] if status not in (404, 405) else "other"
             server.metrics.add("requests_total", endpoint=path, status=str(status))
-            server.metrics.observe("request_seconds", time.perf_counter() - began, endpoint=path)
+            server.metrics.observe("request_seconds", time.monotonic() - began, endpoint=path)
 
     def _refusal(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
         server = self._server

@@ -119,14 +119,14 @@ class Worker:
 
     def _run(self) -> None:
         while jobs := self._next():
-            began = time.perf_counter()
+            began = time.monotonic()
             try:
                 results = jobs[0].engine.decode(jobs)
             except Stopped:
                 results = [Stopped()] * len(jobs)
             except Exception as error:
                 results = [error] * len(jobs)
-            seconds = time.perf_counter() - began
+            seconds = time.monotonic() - began
             self._pace += 0.2 * (seconds / len(jobs) - self._pace)
             self._metrics.observe("batch_rows", len(jobs), task=jobs[0].engine.task)
             for job, result in zip(jobs, results, strict=True):

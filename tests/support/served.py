@@ -8,10 +8,11 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -25,8 +26,15 @@ from mmdec.serving.server import Limits, Server
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds after which a test gives up on a server that does not answer
+
+
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns. It runs in a thread of its own: a browser's tests leave a loop in the main one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 def models(folder: Path, how: How | None = None) -> dict[str, Any]:

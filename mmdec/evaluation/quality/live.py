@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.decode.watch import Stopwatch
 from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words
@@ -43,8 +43,9 @@ class Heard:
     shown: list[tuple[float, StreamUpdate]] = field(default_factory=list[tuple[float, StreamUpdate]])
 
 
-def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] = time.process_time) -> Heard:
-    """Give a live transcriber a recording (T,) as it would arrive. clock: seconds of work."""
+def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None = None) -> Heard:
+    """Give a live transcriber a recording (T,) as it would arrive. clock: seconds of work; None: of this thread."""
+    clock = clock or Stopwatch().processor
     heard, now, at = Heard(len(sound) / SAMPLE_RATE), 0.0, 0
 
     def show(updates: Iterable[StreamUpdate]) -> float:
@@ -119,12 +120,13 @@ def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any
     """Word errors and processor seconds with whole windows and `audio_context="auto"`, in turn. recordings: sound (T,)
     and text."""
     found: dict[str, Any] = {name: {"edits": [], "seconds": 0.0} for name in ("whole", "auto")}
+    stopwatch = Stopwatch()
     for sound, text in recordings:
         for name, one in found.items():
-            start = time.process_time()
+            start = stopwatch.processor()
             context = None if name == "whole" else "auto"
             out = transcribe(sound, sample_rate=SAMPLE_RATE, audio_context=context, **options)
-            one["seconds"] += time.process_time() - start
+            one["seconds"] += stopwatch.processor() - start
             one["edits"].append(word_edits(*(" ".join(normalise_words(said)) for said in (text, out.text))))
     return {name: {"seconds": one["seconds"], "words wrong": rate(one["edits"])} for name, one in found.items()}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from mmdec.serving.engines import How, load
 from mmdec.serving.realtime import TRANSCRIPTION
 from mmdec.serving.server import Limits, Server
 from tests.conftest import RATE, buzz
-from tests.support.served import ROOT, AsgiSocket
+from tests.support.served import ROOT, AsgiSocket, finished
 
 FORM = {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": RATE}}}}, "type": "session.update"}
 
@@ -33,7 +32,7 @@ def session(
         await talk(client)
         await client.close()
 
-    asyncio.run(run())
+    finished(run())
     server.worker.close()
     return server
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import re
 import socket
@@ -24,7 +23,7 @@ from mmdec.serving.metrics import Metrics
 from mmdec.serving.server import Limits
 from mmdec.serving.waiting import Gone, Job, Stopped, Worker
 from tests.support.pictures import QUESTION, pixels
-from tests.support.served import served, until, wav
+from tests.support.served import finished, served, until, wav
 
 TRANSCRIBE = "/v1/audio/transcriptions"
 
@@ -147,7 +146,7 @@ def test_a_row_ends_within_a_round_when_its_client_goes(engines: dict[str, Any])
         jobs[0].streams, jobs[0].tell = True, goes  # type: ignore[method-assign] # it goes at its first text
         return *alone, *answering.decode(jobs)
 
-    long, other, cut, whole = asyncio.run(decoded())
+    long, other, cut, whole = finished(decoded())
     assert whole.tokens == other.tokens
     assert cut.tokens == long.tokens[: len(cut.tokens)]
     assert len(cut.tokens) < len(long.tokens)
@@ -206,7 +205,7 @@ def test_the_worker_groups_what_is_alike() -> None:
             worker.submit(jobs[0])
         return found
 
-    found = asyncio.run(run())
+    found = finished(run())
     assert batches == [[0, 2, 4], [1], [3], [5]]
     assert [type(error) for _, error in found] == [
         mmdec.InputError,
