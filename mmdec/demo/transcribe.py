@@ -22,6 +22,7 @@ from mmdec.demo.layout import (
     sample_button,
     status_line,
 )
+from mmdec.demo.live import microphone
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
 from mmdec.pipelines.call import Round
@@ -120,6 +121,7 @@ def tab() -> None:
                     buttons = [sample_button(shortened(sample.text)) for sample in shipped.english()]
                 source = recording_input(ID, "English")
                 run, stop = run_and_stop(ID, "Transcribe")
+                microphone(ID)
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = status_line("Press a sample, or record something and press Transcribe.")
                 text = gr.HTML()

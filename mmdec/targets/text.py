@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast, final
 
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt, cached_columns
@@ -61,7 +61,7 @@ class TextTarget(DecoderTarget):
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Reasons why only transformers' own loop gives what is asked for."""
         kinds, cache, reasons = wanted(config), inputs.get("past_key_values"), list[str]()
-        cached = 0 if cache is None else cached_columns(cache)
+        cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # others are refused later
         if kinds and (self.chains or cached):
             what = "a model with recurrent layers" if self.chains else "a chat that goes on from its cache"
             reasons.append(f"`output_{kinds[0]}` of {what} is not given with drafts")

@@ -178,7 +178,7 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path, model: PreTrainedModel) -
     (tmp_path / "config.json").write_text("[]")
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
-    systems = "medusa, ctc, eagle, msd, vispec, specvlm, flash, eagle3, dflash, toy-in-folder"
+    systems = "medusa, ctc, eagle3, eagle, msd, vispec, specvlm, flash, dflash, toy-in-folder"
     refused(f"must hold a drafter of {systems}, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     refused("`folder` must hold.*pass the loaded model", mmdec.load_drafter, tmp_path, model)

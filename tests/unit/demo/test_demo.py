@@ -27,8 +27,9 @@ import json, os, sys
 from pathlib import Path
 from runpy import run_path
 import gradio as gr
+import numpy as np
 import mmdec
-from mmdec.demo import describe, page, samples, transcribe, translate
+from mmdec.demo import describe, live, page, samples, transcribe, translate
 from mmdec.demo.background import updates
 from tests.support.odd_files import write_odd
 from tests.support.odd_images import write_odd_image
@@ -42,6 +43,20 @@ def last(work, *values):
     told |= {"live": texts} if texts else {}
     return {name: value for name, value in told.items() if name not in ("speech", "source")}
 
+def speak(sound, rate, count):
+    talk, said = None, []
+    for at in range(0, len(sound), count):
+        line, text, talk = live.heard((rate, (sound[at : at + count] * 32767).astype("int16")), talk)
+        said.append([line, text])
+    return [*said, list(live.ended(talk)[:2])]
+
+def endless():
+    talk = None
+    for _ in range(70):
+        line, text, talk = live.heard((16_000, np.zeros(16_000, "int16")), talk)
+    return [line, talk.live.seconds]
+
+sentence = mmdec.audio.load_audio(samples.english()[1].path).numpy()
 blocks = page.build()
 way = translate.own_way()
 print(json.dumps({
@@ -52,6 +67,12 @@ print(json.dumps({
     "french": last(translate.sample_work, 0, way),
     "english": last(transcribe.sample_work, 1),
     "street": last(describe.sample_work, 2, list(describe.drafters())[:1]),
+    "live": speak(sentence, 16_000, 8_000),
+    "live_odd": [live.heard(None, None)[:2], live.heard((100, sentence), None)[:2], live.ended(None)[:2],
+                 live.heard((48_000, sentence[:, None].repeat(2, 1)), None)[2].live.seconds],
+    "seconds": len(sentence) / 16_000,
+    "long": endless(),
+    "streams": [name for event in blocks.config["dependencies"] for _, name in event["targets"] if name == "stream"],
     "menu": last(describe.sample_work, 0, []),
     "menu_answer": samples.pictures()[0].answer,
     "errors": [last(translate.work, None, way), last(describe.work, None, "What?", []),
@@ -165,13 +186,32 @@ def test_the_page_and_its_tabs(lines: list[Any]) -> None:
     assert "mm-word" in said["english"]["text"]
     assert "mm-equal" in said["street"]["race"]
     assert "data:image/png" in said["street"]["picture"]
-    assert "EAGLE-2: one layer that continues the model&#x27;s own states." in said["street"]["race"]
+    assert "EAGLE-3: reads three of the model&#x27;s layers" in said["street"]["race"]
     assert "BURGER costs 9.75" in said["menu_answer"]  # as the picture shows, whatever the model reads
     assert words(said["menu"]["text"]).count(said["menu_answer"]) == 1  # as the answer, or as what is really drawn
     nothing, unseen, unasked = (words(error["status"]) for error in said["errors"])
     assert "Record something" in nothing
     assert "Choose a picture" in unseen
     assert "The question must be text, but is empty." in unasked
+
+
+def test_the_microphone_is_transcribed_while_somebody_speaks(lines: list[Any]) -> None:
+    """Provisional text comes before the end, and the last text is that of the sample."""
+    said = lines[0]
+    assert said["streams"] == ["stream"]
+    texts = [words(text) for _, text in said["live"]]
+    assert any(texts[:-1])
+    assert texts[-1] == "The train is ten minutes late."
+    assert "mm-note" not in said["live"][-1][1]
+    assert words(said["live"][0][0]).startswith("Listening")
+    assert words(said["live"][-1][0]).startswith("The recording has ended")
+    nothing, slow, none, stereo = said["live_odd"]
+    assert nothing[1] == none[1] == slow[1] == ""
+    assert "The sample rate must be at least 8000 Hz, but is 100" in words(slow[0])
+    assert stereo == pytest.approx(said["seconds"] / 3, abs=0.1)
+    line, longest = said["long"]
+    assert words(line).startswith("The recording has ended")
+    assert longest == pytest.approx(60, abs=2)
 
 
 def test_a_drafter_that_is_registered_is_shown_with_its_note(lines: list[Any]) -> None:

@@ -150,5 +150,5 @@ def test_odd_settings_are_one_clear_error(changes: dict[str, Any]) -> None:
 
 
 def test_a_system_that_is_none() -> None:
-    with pytest.raises(InputError, match="`system` must be one of eagle, msd"):
+    with pytest.raises(InputError, match="`system` must be one of eagle3, eagle"):
         network_class("hawk")
