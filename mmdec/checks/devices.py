@@ -34,13 +34,14 @@ def check_device(device: str | torch.device | None) -> torch.device:
     return checked
 
 
-def check_dtype(dtype: object) -> torch.dtype:
-    """Check a dtype or its name; None means float32. Raises InputError."""
+def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
+    """Check a dtype or its name; None means float32. integers: whether int8 is one, too. Raises InputError."""
     found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or found not in DTYPES:
+    if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
         raise InputError(
-            f"`dtype` must be float32, bfloat16, float16 or float64, but is {given}. Choose one, or leave it out."
+            f"`dtype` must be float32, bfloat16, float16{', int8' * integers} or float64, but is {given}. Choose one, "
+            "or leave it out."
         )
     return found
 

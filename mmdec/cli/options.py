@@ -101,11 +101,12 @@ def language_or_none(language: str) -> str | None:
     return None if language == "auto" else language
 
 
-def dtype_or_quick(dtype: str | None, device: str | None) -> torch.dtype:
-    """The named dtype; None: bfloat16 on a GPU and float32 elsewhere. Raises InputError."""
+def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:
+    """The named dtype; None: bfloat16 on a GPU and float32 elsewhere. integers: see `check_dtype`. Raises
+    InputError."""
     from mmdec.checks.devices import check_dtype, quick_dtype
 
-    return quick_dtype(device) if dtype is None else check_dtype(dtype)
+    return quick_dtype(device) if dtype is None else check_dtype(dtype, integers)
 
 
 def log(line: str) -> None:

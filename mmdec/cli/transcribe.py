@@ -256,7 +256,7 @@ def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscribe
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return load_transcriber(model, device, dtype_or_quick(dtype, device))
+    return load_transcriber(model, device, dtype_or_quick(dtype, device, integers=True))
 
 
 def _transcripts(

@@ -23,6 +23,8 @@ from mmdec.drafters.registry import drafter_names
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS
+from mmdec.nn.int8_linear import quantise_linears
+from mmdec.targets.attention import ALONE
 from mmdec.types import Drafter, InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
@@ -147,7 +149,8 @@ def load_whisper(
 ) -> LoadedWhisper:
     """Load a Whisper; once for each model, device and dtype.
 
-    model: a shipped name, a directory or a hub id. device: None for a GPU if there is one. dtype: None for float32.
+    model: a shipped name, a directory or a hub id. device: None for a GPU if there is one. dtype: torch.int8 for linear
+        layers in 8 bits, on a CPU; all else is then float32.
     Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find(model, KIND, FILES)
@@ -183,7 +186,13 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
     check_extractor(directory)
     with damaged(f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"):
         processor = WhisperProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    return LoadedWhisper(cast(Any, model).to(device, dtype), processor, directory)
+    if dtype == torch.int8:
+        model.to(device)  # type: ignore[arg-type] # transformers declares a str
+        quantise_linears(model)
+        model.set_attn_implementation(ALONE)
+    else:
+        cast(Any, model).to(device, dtype)
+    return LoadedWhisper(model, processor, directory)
 
 
 def check_extractor(folder: Path) -> None:

@@ -119,6 +119,7 @@ class System(Generic[Loaded]):
     loaded: Callable[[Any, Any, Any], Loaded]
     network: Part
     processor: Part
+    integers: bool = False  # whether models may have int8 layers
 
 
 def as_loaded(
@@ -137,7 +138,7 @@ def as_loaded(
     Raises: InputError if there is no such model, files are damaged, the processor is missing, superfluous or another
         model's, or a loaded model has another device or dtype.
     """
-    wanted = check_dtype(dtype)
+    wanted = check_dtype(dtype, system.integers)
     if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
             raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")

@@ -61,7 +61,7 @@ def load(
     from mmdec.pipelines.transcription.transcribe import KIND, load_transcriber
 
     if system == KIND:
-        return load_transcriber(model, device, check_dtype(dtype))
+        return load_transcriber(model, device, check_dtype(dtype, True))
     from mmdec.hub.vlm import load_vlm
 
     return load_vlm(model, device, check_dtype(dtype))

@@ -15,12 +15,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmdec.nn.fingerprint import fingerprint
+from mmdec.targets.attention import ALONE
 from mmdec.types import InputError, Needs, Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 N = TypeVar("N", bound=nn.Module)
-ATTENTION = ("sdpa", "eager")  # of an encoder-decoder
+ATTENTION = ("sdpa", "eager", ALONE)  # of an encoder-decoder
 # transformers' hooks from this module remain after hidden states were requested once; they do nothing
 RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded

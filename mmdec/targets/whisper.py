@@ -34,6 +34,7 @@ from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.decode.tree import single
+from mmdec.nn.int8_linear import quantised
 from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.targets.fast_pass import FastRun, fast_pass
@@ -153,8 +154,8 @@ class WhisperTarget(HfTarget):
 
     @property
     def name(self) -> str:
-        """Names the model's source and a digest of its weights."""
-        return model_name(self.model)
+        """Names the model's source and a digest of its weights, and whether it computes in 8 bits."""
+        return model_name(self.model) + "-int8" * quantised(self.model)
 
     @property
     def device(self) -> torch.device:

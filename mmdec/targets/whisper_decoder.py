@@ -21,6 +21,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
 
+from mmdec.nn.int8_linear import Int8Linear
+from mmdec.targets.attention import ALONE, over_all, over_past
 from mmdec.targets.hf_target import hooked
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
@@ -41,15 +43,18 @@ class FastDecoder(nn.Module):
         super().__init__()
         # a tuple, so that they are not registered as submodules
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
-        self.layers_of = [_Layer(layer) for layer in decoder.layers]
+        alone = decoder.config._attn_implementation == ALONE
+        self.layers_of = [_Layer(layer, alone) for layer in decoder.layers]
         self.norm = _direct(decoder.layer_norm)
         for name in HOOKS:
             self.__dict__[name] = decoder.__dict__[name]
 
     @staticmethod
     def fits(decoder: nn.Module) -> bool:
-        """Whether the decoder has only stock layers without hooks, and attends by "sdpa"."""
-        if type(decoder) is not WhisperDecoder or decoder.training or decoder.config._attn_implementation != "sdpa":
+        """Whether the decoder has only stock layers without hooks, and attends by "sdpa" or, in 8 bits, `ALONE`."""
+        if type(decoder) is not WhisperDecoder or decoder.training:
+            return False
+        if decoder.config._attn_implementation not in ("sdpa", ALONE):
             return False
         layers: list[Any] = list(decoder.layers)
         if any(type(layer) is not WhisperDecoderLayer for layer in layers):
@@ -100,8 +105,9 @@ class FastDecoder(nn.Module):
 class _Layer:
     """The projections of one layer, looked up once."""
 
-    def __init__(self, layer: Any) -> None:
-        self.own, self.memory = _Attention(layer.self_attn), _Attention(layer.encoder_attn)
+    def __init__(self, layer: Any, alone: bool) -> None:
+        self.own = _Attention(layer.self_attn, over_past if alone else _stock)
+        self.memory = _Attention(layer.encoder_attn, over_all if alone else _stock)
         self.own_norm, self.memory_norm = _direct(layer.self_attn_layer_norm), _direct(layer.encoder_attn_layer_norm)
         self.norm, self.widen, self.narrow = _direct(layer.final_layer_norm), _direct(layer.fc1), _direct(layer.fc2)
         self.activation: Map = layer.activation_fn
@@ -120,13 +126,15 @@ class _Layer:
 class _Attention:
     """Queries over keys and values; the queries are scaled first, as in the stock layer."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: Any, attend: Callable[..., Tensor]) -> None:
+        """attend: queries, keys, values, mask -> the attention's output."""
+        self.attend = attend
         self.queries, self.keys, self.values = map(_direct, (attention.q_proj, attention.k_proj, attention.v_proj))
         self.out, self.scaling, self.size = _direct(attention.out_proj), attention.scaling, attention.head_dim
 
     def __call__(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
         queries = self._heads(self.queries(x) * self.scaling)
-        out = scaled_dot_product_attention(queries, *pair, attn_mask=mask, scale=1.0)
+        out = self.attend(queries, *pair, mask)
         return self.out(out.transpose(1, 2).reshape(x.shape))
 
     def pair(self, x: Tensor) -> Pair:
@@ -138,10 +146,16 @@ class _Attention:
         return x.view(batch, nodes, -1, self.size).transpose(1, 2)
 
 
+def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
+
+
 def _direct(module: Any) -> Map:
     """The function behind a module of torch without hooks, which skips `__call__`; other modules unchanged."""
     if type(module) is nn.Linear and _bare(module):
         return partial(linear, weight=module.weight, bias=module.bias)
+    if type(module) is Int8Linear and _bare(module):
+        return module.forward
     if type(module) is nn.LayerNorm and _bare(module):
         shape = list(module.normalized_shape)
         return partial(torch.layer_norm, normalized_shape=shape, weight=module.weight, bias=module.bias, eps=module.eps)

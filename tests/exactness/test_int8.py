@@ -1,0 +1,78 @@
+"""Whisper in 8 bits: drafts and batches change nothing, and its text is nearly that of float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mmdec
+from mmdec import InputError
+from mmdec.audio import load_audio
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.int8_linear import Int8Linear, levels, quantised
+from mmdec.training.metrics.word_errors import rate, word_edits
+from tests.conftest import buzz
+
+SOUNDS = [load_audio(path) for path in sorted((Path(__file__).parents[2] / "data/samples/english").glob("*.flac"))]
+
+try:
+    levels()
+except InputError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def whisper() -> LoadedWhisper:
+    return load_whisper("whisper-phrasebook", "cpu", torch.int8)
+
+
+@pytest.fixture(scope="module")
+def alone(whisper: LoadedWhisper) -> list[mmdec.Transcript]:
+    return [heard(whisper, sound, drafter=None) for sound in SOUNDS]
+
+
+def heard(whisper: LoadedWhisper, sound: Any, **options: Any) -> Any:
+    return mmdec.transcribe(sound, sample_rate=16_000, model=whisper, timestamps="segment", **options)
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "lookup", "recycling"])
+def test_drafts_change_nothing(whisper: LoadedWhisper, alone: list[mmdec.Transcript], drafter: str) -> None:
+    for nodes in (5, (7, 3)):
+        found = [heard(whisper, sound, drafter=drafter, num_speculative_tokens=nodes) for sound in SOUNDS]
+        assert [one.tokens for one in found] == [one.tokens for one in alone]
+        assert drafter != "medusa" or any(one.tokens_per_round > 1.5 for one in found)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("drafter", [None, "medusa"])
+def test_batches_change_nothing(
+    whisper: LoadedWhisper, alone: list[mmdec.Transcript], drafter: str | None, size: int
+) -> None:
+    found = heard(whisper, SOUNDS, drafter=drafter, batch_size=size)
+    assert [one.tokens for one in found] == [one.tokens for one in alone]
+
+
+def test_the_text_is_nearly_that_of_float32(alone: list[mmdec.Transcript]) -> None:
+    wanted = [heard(load_whisper("whisper-phrasebook", "cpu"), sound, drafter=None) for sound in SOUNDS]
+    assert rate([word_edits(one.text, other.text) for one, other in zip(wanted, alone, strict=True)])["value"] < 0.05
+
+
+def test_a_row_has_the_same_bits_beside_any_others() -> None:
+    layer = Int8Linear(nn.Linear(96, 40))
+    rows = torch.from_numpy(buzz(1.0))[: 96 * 50].view(50, 96)
+    whole = layer(rows)
+    for count in (1, 2, 7):
+        assert torch.equal(torch.cat([layer(part) for part in rows.split(count)]), whole)
+    exact = nn.functional.linear(rows, layer.weight, layer.bias)
+    assert (whole - exact).abs().max() < 0.03 * exact.abs().max()
+
+
+def test_it_is_asked_for_by_name() -> None:
+    assert quantised(mmdec.load("whisper-phrasebook", device="cpu", dtype="int8").model)
+    assert not quantised(load_whisper("whisper-phrasebook", "cpu").model)
+    with pytest.raises(InputError, match="float16 or float64, but is 'int8'"):
+        mmdec.translate_speech(SOUNDS[0], sample_rate=16_000, dtype="int8")
