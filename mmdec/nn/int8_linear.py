@@ -92,7 +92,7 @@ def levels() -> int:
 def _pack(integers: Tensor, scales: Tensor) -> Any:
     """integers: (O, I) int8. scales: (O,)."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
-    weight = torch.ops.aten._make_per_channel_quantized_tensor(integers, scales.double(), zeros, 0)
+    weight = torch.quantize_per_channel(integers * scales[:, None], scales.double(), zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(weight, None)
 
 
