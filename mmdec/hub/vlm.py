@@ -67,7 +67,7 @@ class LoadedVlm:
                 "no image token. Use a LLaVA or a Qwen-VL."
             )
         written = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        if written != token:
+        if token not in (written, *(getattr(self.processor, "image_token_ids", None) or ())):
             raise InputError(
                 f"`processor` must write an image as token {token} for this model, but {self.image_token!r} is "
                 f"{written}. Load it from where the model is."

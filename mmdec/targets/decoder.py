@@ -9,6 +9,7 @@ cache of a chat, because its next turn has only new text and cannot recompute th
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +28,9 @@ from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.fast_pass import FastRun, fast_pass
-from mmdec.targets.hf_target import HfTarget, check_layers, model_name
+from mmdec.targets.hf_target import INPUTS, HfTarget, check_layers, recording
 from mmdec.targets.scans import DraftReader
-from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, has_states, release
+from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, cached_columns, has_states, release
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -159,23 +160,6 @@ def _check_given(cache: Any) -> None:
     check_cache(cache)
 
 
-def cached_columns(cache: DynamicCache) -> int:
-    """The number of columns in a cache.
-
-    Raises: InputError if it has states without keys, which do not tell how many columns they come from.
-    """
-    if attention_layers(cache) or not cache.layers:
-        return cache.get_seq_length()
-    if any(
-        isinstance(layer, LinearAttentionLayer) and any(layer.has_previous_state.values()) for layer in cache.layers
-    ):
-        raise InputError(
-            "`cache_params` must be empty, but holds states, which do not tell how many tokens they come from. Leave "
-            "it out, and pass the whole text."
-        )
-    return 0
-
-
 @dataclass(frozen=True)
 class RopeOffsets:
     """The difference between a chat's positions and its columns after its images."""
@@ -238,16 +222,17 @@ class DecoderTarget(HfTarget, ABC):
         self.columns = config.model_type == "gpt_neo"
         self.windows = Windows.of(config)
         self.chains = has_states(config)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
         """Check the inputs and prepare them. Raises InputError if one is malformed."""
 
     @abstractmethod
-    def _embeds(self, prompt: Prompt) -> Tensor:
-        """The first layer's inputs (B, F, H) at the new columns."""
+    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
+        """Run the model over ids (B, N) at positions (1 or 3, B, N). cache: None: the pass keeps nothing. more: further
+        inputs of the model."""
 
-    @abstractmethod
     def _run(
         self,
         ids: Tensor,
@@ -258,22 +243,25 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model over ids (B, N) at positions (1 or 3, B, N). cache: None: the pass keeps nothing. layers: whose
-        features are returned. last: whether to compute the logits of the last column only."""
-
-    @property
-    def name(self) -> str:
-        """Names the model's source and a digest of its weights."""
-        return model_name(self.model)
+        """As `_call`. layers: whose features are returned, or `INPUTS`. last: whether to compute the logits of the last
+        column only."""
+        more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
+        if last and self._keeps:
+            more["logits_to_keep"] = 1
+        decoder: Any = cast(Any, self.model).get_decoder() if self.reads_images else self.model
+        hooked = [layer for layer in layers if layer >= 0 or (layer == INPUTS and self.reads_images)]
+        with recording(decoder, self.layers, hooked) as recorded:
+            out = self._call(ids, mask, positions, cache, more)
+        states = {layer: recorded[layer] for layer in hooked}
+        if -1 in layers:
+            states[-1] = out.hidden_states[-1]
+        if INPUTS in layers and INPUTS not in states:
+            states[INPUTS] = self.model.get_input_embeddings()(ids)
+        return Scores(out.logits[:, -1:] if last else out.logits, states)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
         """Positions that each row's prompt takes. inputs: as for `prefill`; no pass runs."""
         return inputs["attention_mask"].sum(1).tolist()
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self.model.device
 
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
@@ -299,7 +287,8 @@ class DecoderTarget(HfTarget, ABC):
                 "layers, but is 0 at some: states cannot forget what they have read. Pass the whole text without them."
             )
         own = self if reader is None else self._with(reader.continued(cache))
-        scores = own._run(text.fresh, text.mask_given, prompt.positions, cache, needs.layers, prompt.extra, last=True)
+        read = (*needs.layers, *[INPUTS] * needs.embeds)
+        scores = own._run(text.fresh, text.mask_given, prompt.positions, cache, read, prompt.extra, last=True)
         gaps = Gaps.of(text.mask) if text.holes and self.windows is not None else None
         fast = fast_pass(self.model).begin(cache) if gaps is None and not self.chains else None
         store = KVPool(cache, fast) if reader is None else StateStore(cache, len(text.ids), reader.steps)
@@ -309,8 +298,8 @@ class DecoderTarget(HfTarget, ABC):
             session.store.commit(columns, session.rows.starts, session.rows.width)
         if text.cache is not None and prompt.offsets is not None:
             remember(text.cache, prompt.offsets, text.mask.shape[1])
-        context = self._context(prompt, scores, needs)
-        last = {layer: states[:, -1:] for layer, states in scores.features.items()}
+        context = self._context(prompt, scores)
+        last = {layer: states[:, -1:] for layer, states in context.features.items()}
         return session, context, single(text.ids[:, -1]), Scores(scores.logits, last)
 
     @torch.no_grad()
@@ -322,10 +311,11 @@ class DecoderTarget(HfTarget, ABC):
         check_layers(needs, self.layers)
         prompt = self._read(inputs)
         text = prompt.text
-        scores = self._run(text.fresh, text.mask_given, prompt.positions, None, needs.layers, prompt.extra, last=True)
-        return self._context(prompt, scores, needs)
+        read = (*needs.layers, *[INPUTS] * needs.embeds)
+        scores = self._run(text.fresh, text.mask_given, prompt.positions, None, read, prompt.extra, last=True)
+        return self._context(prompt, scores)
 
-    def _context(self, prompt: Prompt, scores: Scores, needs: Needs) -> Context:
+    def _context(self, prompt: Prompt, scores: Scores) -> Context:
         text = prompt.text
         following = text.positions[:, -1] + 1
         return Context(
@@ -333,8 +323,8 @@ class DecoderTarget(HfTarget, ABC):
             mask=text.mask[:, -text.ids.shape[1] :],
             positions=prompt.positions,
             next_position=following if prompt.offsets is None else (following + prompt.offsets).amax(0),
-            features=scores.features,
-            embeds=self._embeds(prompt) if needs.embeds else None,
+            features={layer: states for layer, states in scores.features.items() if layer != INPUTS},
+            embeds=scores.features.get(INPUTS),
             visual=prompt.visual,
             pictures=prompt.pictures,
             images=prompt.images,

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, final
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
@@ -27,6 +28,7 @@ RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
 _recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
 _installing = threading.Lock()
+INPUTS = -2  # among the layers of a pass: the first layer's inputs
 
 
 class HfTarget(Target, Protocol):
@@ -43,6 +45,17 @@ class HfTarget(Target, Protocol):
     columns: bool = False  # attention depends on column numbers, so each node of a draft needs a position of its own
     chains: bool = False  # a draft must be a chain: the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
+    model: Any
+
+    @property
+    def name(self) -> str:
+        """Names the model's source and a digest of its weights."""
+        return model_name(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.device
 
     def encode(self, sound: Tensor) -> Tensor | None:
         """The encoder's states (B, S, H) of features (B, mels, T); None if it reads none, or others."""
@@ -124,7 +137,8 @@ def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generato
     first layers lack what DeepStack adds. The hooks stay on the model, as transformers' own do, and record only in the
     thread that called this.
 
-    decoder: the module that contains the layers. count: its number of layers. layers: indices to record, from 0.
+    decoder: the module that contains the layers. count: its number of layers. layers: indices to record, from 0, or
+        `INPUTS`.
     Raises: InputError if the list of its layers cannot be found.
     """
     if not layers:
@@ -148,11 +162,12 @@ def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generato
 
 
 def _install(stack: nn.ModuleList, layer: int) -> None:
-    if layer + 1 == len(stack):
+    following = 0 if layer == INPUTS else layer + 1
+    if following == len(stack):
         if not any(isinstance(hook, LayerOutput) for hook in stack[layer]._forward_hooks.values()):
             stack[layer].register_forward_hook(LayerOutput(layer))
-    elif not any(isinstance(hook, LayerInput) for hook in stack[layer + 1]._forward_pre_hooks.values()):
-        stack[layer + 1].register_forward_pre_hook(LayerInput(layer), with_kwargs=True)
+    elif not any(isinstance(hook, LayerInput) for hook in stack[following]._forward_pre_hooks.values()):
+        stack[following].register_forward_pre_hook(LayerInput(layer), with_kwargs=True)
 
 
 def source_of(model: PreTrainedModel) -> str:

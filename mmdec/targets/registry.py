@@ -11,11 +11,10 @@ from mmdec.targets.families import SEEING, check_forward, known_families, lackin
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.media import MediaTarget, media_families
 from mmdec.targets.text import TextTarget
-from mmdec.targets.vlm import VlmTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
 
-TARGETS: tuple[type[Any], ...] = (WhisperTarget, EncoderDecoderTarget, VlmTarget, MediaTarget, TextTarget)
+TARGETS: tuple[type[Any], ...] = (WhisperTarget, EncoderDecoderTarget, MediaTarget, TextTarget)
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:

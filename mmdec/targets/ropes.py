@@ -43,3 +43,16 @@ def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
         elif isinstance(kind, str) and "dynamic" in kind:
             found.add(GrowingRope(kind, int(cast(Any, config).max_position_embeddings), True))
     return tuple(found)
+
+
+def longest(config: Any) -> int | None:
+    """The maximum number of positions by a language model's configuration; None if it has no such field.
+
+    It is the size of its position table, or the length to which its rotary positions are extended.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    factor = rope.get("factor")
+    if type(most) is not int or not isinstance(factor, int | float):
+        return most if type(most) is int else None
+    return max(most, int(factor * (rope.get("original_max_position_embeddings") or most)))

@@ -278,3 +278,20 @@ def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> di
     if STATE_CACHE in inspect.signature(model.forward).parameters:
         return {STATE_CACHE: cache}
     return {"past_key_values": cache, "position_ids": positions}
+
+
+def cached_columns(cache: DynamicCache) -> int:
+    """The number of columns in a cache.
+
+    Raises: InputError if it has states without keys, which do not tell how many columns they come from.
+    """
+    if attention_layers(cache) or not cache.layers:
+        return cache.get_seq_length()
+    if any(
+        isinstance(layer, LinearAttentionLayer) and any(layer.has_previous_state.values()) for layer in cache.layers
+    ):
+        raise InputError(
+            "`cache_params` must be empty, but holds states, which do not tell how many tokens they come from. Leave "
+            "it out, and pass the whole text."
+        )
+    return 0

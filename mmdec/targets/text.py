@@ -10,13 +10,12 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt, cached_columns
+from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
-from mmdec.targets.hf_target import recording
 from mmdec.targets.ropes import growing_ropes
-from mmdec.targets.states import cache_arguments
+from mmdec.targets.states import cache_arguments, cached_columns
 from mmdec.targets.step_outputs import FLAGS, step_outputs, wanted
-from mmdec.types import InputError, Scores
+from mmdec.types import InputError
 
 # the start of argument names that only models with images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
@@ -92,30 +91,9 @@ class TextTarget(DecoderTarget):
                 setattr(found, kind, outputs[kind])
         return found
 
-    def _embeds(self, prompt: Prompt) -> Tensor:
-        return self.model.get_input_embeddings()(prompt.text.fresh)
-
-    def _run(
-        self,
-        ids: Tensor,
-        mask: Mask,
-        positions: Tensor,
-        cache: Any,
-        layers: tuple[int, ...],
-        extra: Mapping[str, Any],
-        last: bool,
-    ) -> Scores:
-        with recording(self.model, self.layers, [layer for layer in layers if layer >= 0]) as recorded:
-            out = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                **cache_arguments(self.model, cache, positions[0]),
-                use_cache=cache is not None,
-                output_hidden_states=-1 in layers,
-                **({"logits_to_keep": 1} if last else {}),
-                **extra,
-            )
-        return Scores(out.logits, {layer: out.hidden_states[-1] if layer < 0 else recorded[layer] for layer in layers})
+    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
+        placed = cache_arguments(self.model, cache, positions[0])
+        return self.model(input_ids=ids, attention_mask=mask, **placed, use_cache=cache is not None, **more)
 
 
 def text_scorer(model: PreTrainedModel) -> TextTarget:

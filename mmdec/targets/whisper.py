@@ -8,17 +8,13 @@ of the file handles what `generate` does besides the loop: logits processors, at
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
 from transformers import (
-    Cache,
-    DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
     PreTrainedModel,
@@ -30,110 +26,31 @@ from transformers.generation.logits_process import (
     WhisperNoSpeechDetection,
     WhisperTimeStampLogitsProcessor,
 )
-from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from mmdec.decode.tree import single
 from mmdec.nn.int8_linear import quantised
-from mmdec.ops.tree_attention import LARGEST, TreeMask
-from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
+from mmdec.ops.tree_attention import TreeMask
+from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import (
-    HfTarget,
-    check_attention,
-    check_layers,
     hooked,
     model_name,
-    output_states,
 )
-from mmdec.targets.whisper_call import SOUND, can_twin, eager_twin
+from mmdec.targets.whisper_call import can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder
-from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+from mmdec.types import Scores
 
-READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
-# inputs that are ignored, because they do not change a pass: Whisper's encoder uses no attention mask
-LET_BE = {"use_cache", "attention_mask", "output_attentions", "output_hidden_states"}
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
 
 
-@dataclass(frozen=True)
-class WhisperPrompt:
-    """The inputs of a prompt's pass, checked and normalised."""
-
-    ids: Tensor  # (B, P)
-    states: Tensor  # (B, S, H)
-    mask: Tensor  # (B, P) bool
-    mask_given: Tensor | None  # the caller's mask, if there was one
-    positions: Tensor  # (B, P)
-    holes: bool  # whether a row has padding after its first token
-    sound: Tensor | None = None  # (B, mels, T) what was encoded, where it is known
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Any], most: int) -> WhisperPrompt:
-        unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
-        ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
-        if unknown or not isinstance(ids, Tensor) or encoded is None:
-            raise InputError(
-                "`inputs` must hold the decoder's `input_ids` and `encoder_outputs` and may hold "
-                f"`decoder_attention_mask`, but holds {unknown or sorted(inputs)}. Call `model.generate(features, "
-                "custom_generate=mmdec.speculate(...))`, which prepares them."
-            )
-        cache = inputs.get("past_key_values")
-        if cache is not None:
-            check_cache(cache)
-            if cache.get_seq_length():
-                raise InputError(
-                    f"`past_key_values` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
-                )
-        batch, width = ids.shape
-        if width > most:
-            raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
-        given = inputs.get("decoder_attention_mask")
-        if given is None:
-            mask = torch.ones_like(ids, dtype=torch.bool)
-            positions = torch.arange(width, device=ids.device).expand(batch, -1)
-            return cls(ids, encoded[0], mask, None, positions, False, getattr(encoded, SOUND, None))
-        if given.shape != ids.shape or not bool(given[:, -1].all()):
-            raise InputError(
-                f"`decoder_attention_mask` must be {tuple(ids.shape)} with 1 at the end of every row, but is "
-                f"{tuple(given.shape)}. Pad on the left."
-            )
-        mask = given.bool()
-        counted = mask.long().cumsum(-1)
-        holes = bool((counted[:, -1] + mask.long().argmax(1) != width).any())
-        positions = (counted - 1).masked_fill(~mask, 0)
-        return cls(ids, encoded[0], mask, given, positions, holes, getattr(encoded, SOUND, None))
-
-    def rows(self) -> RowLayout:
-        """The layout of the rows once their holes are closed."""
-        return RowLayout.of_prompt(self.mask, self.positions)
-
-
-@dataclass
-class WhisperSession:
-    """The state of one run: its cache (with keys and values of the encoder's states), its rows, and the encoder's
-    states."""
-
-    cache: Cache
-    store: KVPool
-    rows: RowLayout
-    states: Tensor  # (B, S, H)
-    layers: tuple[int, ...]
-    quick: FastDecoder | None  # scores drafts with less Python overhead; None if the model does not allow it
-    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
-
-
 @final
-class WhisperTarget(HfTarget):
-    """Scores token trees with a Whisper model, which is not changed; several runs may share it.
-
-    Layers are counted from 0; -1 is the last one, final norm included. The attention implementation may be "sdpa" or
-    "eager".
-    """
+class WhisperTarget(EncodedTarget):
+    """Scores token trees with a Whisper model, which is not changed."""
 
     one_run: ClassVar[bool] = False  # the loop runs for each window and temperature
-    reads_encoder: ClassVar[bool] = True
+    counts_columns: ClassVar[bool] = False
+    tells_last: ClassVar[bool] = False  # transformers gives the last layer's output with its norm only
     encodes: ClassVar[bool] = True
     batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
 
@@ -143,63 +60,13 @@ class WhisperTarget(HfTarget):
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration) -> None:
-        """Raises InputError as `check_attention` does."""
-        config = model.config
-        check_attention(config)
-        self.model = model
-        self.vocab_size: int = config.vocab_size
-        self.hidden_size: int = config.d_model
-        self.layers: int = config.decoder_layers
-        self.positions: int | None = config.max_target_positions
+        """Raises InputError if the model's attention implementation cannot take tree masks."""
+        super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
 
     @property
     def name(self) -> str:
         """Names the model's source and a digest of its weights, and whether it computes in 8 bits."""
         return model_name(self.model) + "-int8" * quantised(self.model)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self.model.device
-
-    @torch.no_grad()
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[WhisperSession, Context, Draft, Scores]:
-        """Run the decoder's prompt.
-
-        inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional decoder_attention_mask (B,
-            P), padded on the left; optional past_key_values, which must be empty. At batch 1 this cache is filled as
-            `generate` would fill it; for larger batches see `reread`.
-        """
-        check_layers(needs, self.layers - 1)  # transformers gives the last layer's output with its norm only
-        prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
-        # otherwise a cache of the caller could not be filled during the run
-        own = len(prompt.ids) == 1 and not prompt.holes
-        cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
-        decoder = self.model.model.decoder
-        quick = FastDecoder(decoder) if not set(needs.layers) - {-1} and FastDecoder.fits(decoder) else None
-        if quick is not None and len(prompt.states) == len(prompt.ids):
-            quick.remember(prompt.states, cache)
-        out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, prompt.states, cache, needs.layers)
-        fast = None if quick is None else fast_pass(self.model).begin(cache)
-        session = WhisperSession(cache, KVPool(cache, fast), prompt.rows(), prompt.states, needs.layers, quick, fast)
-        if prompt.holes:
-            columns = [row.nonzero()[:, 0].tolist() for row in prompt.mask]
-            session.store.commit(columns, session.rows.starts, session.rows.width)
-        features = self._features(out, needs.layers)
-        context = Context(
-            tokens=prompt.ids,
-            mask=prompt.mask,
-            positions=prompt.positions[None],
-            next_position=prompt.positions[:, -1] + 1,
-            features=features,
-            embeds=self.model.get_input_embeddings()(prompt.ids) if needs.embeds else None,
-            memory=prompt.states if needs.memory else None,
-            sound=prompt.sound if needs.memory else None,
-            room=self.model.config.max_target_positions - 1 - prompt.positions[:, -1],
-        )
-        last = {layer: states[:, -1:] for layer, states in features.items()}
-        logits = self.model.proj_out(out.last_hidden_state[:, -1:])
-        return session, context, single(prompt.ids[:, -1]), Scores(logits, last)
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:
@@ -210,108 +77,36 @@ class WhisperTarget(HfTarget):
         states: Tensor = self.model.get_encoder()(sound.to(self.model.dtype)).last_hidden_state
         return states
 
-    @torch.no_grad()
-    def score(self, session: WhisperSession, draft: Draft) -> Scores:
-        """Run the decoder over the draft's tree. Its columns stay in the cache until `commit`."""
-        rows, device = session.rows, draft.tokens.device
-        run = partial(self._draft, session.states, session.layers, session.quick)
-        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
-            return session.fast.score(draft, session.store, rows, session.layers, None, run)
-        tree, positions = rows.see(draft.parents.tolist(), device, self.model.dtype)
-        scores = run(draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
-        rows.wait(draft.tokens.shape[1])
-        return scores
+    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
+        """Scores drafts with less Python overhead; None if the model does not allow it."""
+        decoder, states = self.model.model.decoder, prompt.encoded[0]
+        if set(layers) - {-1} or not FastDecoder.fits(decoder):
+            return None
+        quick = FastDecoder(decoder)
+        if len(states) == len(prompt.ids):
+            quick.remember(states, cache)
+        return quick
+
+    def _fast(self, session: EncodedSession) -> FastRun | None:
+        return None if session.reader is None else fast_pass(self.model).begin(session.cache)
+
+    def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
+        states, layers = session.encoded[0], session.layers
+        out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, states, session.cache, layers)
+        return Scores(self.model.proj_out(out.last_hidden_state[:, -1:]), self._features(out, layers))
 
     def _draft(
-        self,
-        states: Tensor,
-        layers: tuple[int, ...],
-        quick: FastDecoder | None,
-        tokens: Tensor,
-        tree: TreeMask | None,
-        positions: Tensor,
-        cache: Any,
+        self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
-        mask = None if tree is None else tree.additive
-        out = self._decoder(tokens, mask, positions[0], states, cache, layers, quick)
+        mask, layers = None if tree is None else tree.additive, session.layers
+        out = self._decoder(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
         return Scores(vocabulary_scores(self.model.proj_out, out.last_hidden_state), self._features(out, layers))
 
-    @torch.no_grad()
-    def commit(self, session: WhisperSession, verdict: Verdict) -> None:
-        """Keep the accepted path's columns and drop the others. After the prompt's pass nothing changes."""
-        keep_path(session.rows, session.store, verdict.path)
-
-    @torch.no_grad()
-    def select(self, session: WhisperSession, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order, also of the encoder's states."""
-        session.rows.select(live.tolist())
-        session.store.select(live, session.rows.width)
-        session.states = session.states.index_select(0, live.to(session.states.device))
-
-    @torch.no_grad()
-    def reread(
-        self, inputs: Mapping[str, Any], sequences: Tensor, cache: Any = None, maps: bool = False, **outputs: bool
-    ) -> Any:
-        """Run the decoder once over the finished text (B, L) without its last token.
-
-        This gives attentions and hidden states of every step, and fills an empty cache of the caller. maps: attend by
-        "eager", which "sdpa" models need for attentions. outputs: the decoder's flags. Padding after a row's end is
-        attended to, as in transformers' loop.
-        """
-        prompt = WhisperPrompt.of({**inputs, "past_key_values": None}, self.model.config.max_target_positions)
-        text = sequences[:, :-1]
-        more = text.shape[1] - prompt.ids.shape[1]
-        mask = prompt.mask_given
-        if mask is not None:
-            mask = torch.cat([mask, mask.new_ones(len(text), more)], 1)
-        steps = torch.arange(1, more + 1, device=text.device)
-        positions = torch.cat([prompt.positions, prompt.positions[:, -1:] + steps], 1)
-        if cache is None:
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
+        """As for all; with word timestamps, an "sdpa" model attends by "eager", which attentions need."""
+        maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
         decoder = eager_twin(self.model.model.decoder) if maps else None
-        return self._decoder(text, mask, positions, prompt.states, cache, (), decoder, **outputs)
-
-    def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs unchanged: ids (B, P) are always the whole text."""
-        return inputs
-
-    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """False: `output` fills a cache that the caller reads."""
-        return False
-
-    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
-        """Nothing to do: see `keeps_cache`."""
-
-    def output(
-        self,
-        inputs: Mapping[str, Any],
-        sequences: Tensor,
-        lengths: Sequence[int],
-        config: GenerationConfig,
-        scores: tuple[Tensor, ...] | None = None,
-        logits: tuple[Tensor, ...] | None = None,
-    ) -> GenerateEncoderDecoderOutput:
-        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
-
-        Attentions and hidden states are computed by one more pass over the whole text.
-        """
-        cache = inputs.get("past_key_values")
-        flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
-        # at larger batches the run used its own cache
-        empty = cache if cache is not None and not cache.get_seq_length() else None
-        states: dict[str, Any] = {}
-        if flags or empty is not None:
-            maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
-            decoded = self.reread(inputs, sequences, empty, maps=maps, **flags)
-            prompt = sequences.shape[1] - max(lengths)
-            states = output_states(decoded, inputs["encoder_outputs"], prompt, sequences.shape[1] - 1, config)
-        return GenerateEncoderDecoderOutput(
-            sequences=cast(torch.LongTensor, sequences),
-            scores=cast(Any, scores),
-            logits=cast(Any, logits),
-            past_key_values=cache,
-            **states,
-        )
+        return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
 
     def _decoder(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.targets.vlm import VlmTarget
+from mmdec.targets.media import MediaTarget
 from mmdec.types import InputError, Needs
 from tests.support.threads import Work, at_once
 from tests.support.tiny_vlm import (
@@ -135,7 +135,7 @@ def test_no_byte_of_an_image_reaches_another_row(kind: str) -> None:
         inputs = batch_of(kind, [rows[0], picture(seed), *rows[1:]])
         options = {**GREEDY, "eos_token_id": None}
         found = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=(5, 3), **options)
-        _, _, _, scores = VlmTarget(model).prefill(inputs, Needs())
+        _, _, _, scores = MediaTarget(model).prefill(inputs, Needs())
         return found.sequences.tolist(), scores.logits
 
     (texts, logits), (others, changed) = run(1), run(2)
@@ -156,7 +156,7 @@ def test_drafters_read_what_the_language_model_gets(kind: str) -> None:
     tower = inner.visual if kind in AXES else inner.vision_tower
     hook = tower.register_forward_hook(lambda *_: runs.append(1))
     needs = Needs(layers=(0, 1, -1), embeds=True)
-    _, context, _, scores = VlmTarget(model).prefill(inputs, needs)
+    _, context, _, scores = MediaTarget(model).prefill(inputs, needs)
     hook.remove()
     assert len(runs) == (1 if kind not in AXES else 2)  # images, videos
     assert context.vision_seconds > 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.vlm import VlmTarget
+from mmdec.targets.media import MediaTarget
 from mmdec.types import Draft, Needs
 from tests.support.tiny_vlm import AXES, IMAGE, KINDS, VIDEO, Picture, Row, batch_of, row_of, vision_model
 from tests.support.trees import random_draft, verdict_of, way
@@ -52,7 +52,7 @@ def furthest(model: Any, kind: str, rows: list[Row], texts: list[list[int]], dra
 @torch.inference_mode()
 def test_each_node_is_scored_as_the_end_of_its_path(kind: str, attention: str) -> None:
     model, rng = in_float64(kind, attention), random.Random(kind)
-    target = VlmTarget(model)
+    target = MediaTarget(model)
     rows_of = [[row_of(rng, content) for content in batch] for batch in (["three"], ["three", "none", "video"])]
     if attention == "eager":  # whose own pass over a float64 prompt with padding is NaN
         rows_of[1] = [row_of(rng, "one")] * 2
@@ -91,7 +91,7 @@ def test_a_prompt_that_ends_in_an_image_goes_on_as_generate_does(kind: str) -> N
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "suppress_tokens": [IMAGE, VIDEO]}
     out = model.generate(**inputs, **options, output_logits=True, return_dict_in_generate=True)
     said = out.sequences[0, cut:].tolist()
-    target = VlmTarget(model)
+    target = MediaTarget(model)
     session, _, _, scores = target.prefill(inputs, Needs())
     target.commit(session, verdict_of([[0]]))
     torch.testing.assert_close(scores.logits[0, 0].float(), out.logits[0][0])

@@ -26,7 +26,7 @@ from mmdec.generation.speculation import generate
 from mmdec.nn.draft_network import DraftNetwork, Pair, Prompted
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.targets.decoder import DecoderTarget
-from mmdec.targets.vlm import longest
+from mmdec.targets.ropes import longest
 from mmdec.types import Context, Drafter, InputError, Needs, Plan, Scores, Verdict
 
 LEAST = 2  # tokens of an answer, else its prompt is left out

@@ -31,7 +31,7 @@ from mmdec.hub.vlm import FamiliarPictures, LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
 from mmdec.pipelines.call import Usage, fitting, numbered
 from mmdec.pipelines.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
-from mmdec.targets.vlm import Encoded
+from mmdec.targets.media import Encoded
 from mmdec.types import Draft, Drafter, InputError, Plan
 
 OnText = Callable[[str], None]

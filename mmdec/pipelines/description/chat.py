@@ -133,9 +133,9 @@ class Chat:
             raise
         ids: Tensor = torch.cat([self._ids, inputs["input_ids"]], 1)
         inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if "mm_token_type_ids" in inputs:
-            token = vlm.tokenizer.convert_tokens_to_ids(vlm.image_token)
-            inputs["mm_token_type_ids"] = (ids == token).long()
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in inputs:
+                inputs[name] = (ids == vlm.model.config.image_token_id).long()
         if self._cache is None and self._pictures:
             pictures = [to_pil(pixels) for pixels in (*self._pictures, *question.pictures)]
             again = vlm.processor.image_processor(images=pictures, return_tensors="pt")

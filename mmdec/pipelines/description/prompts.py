@@ -12,7 +12,7 @@ from mmdec.hub.vlm import LoadedVlm
 from mmdec.images import to_pil
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
-from mmdec.targets.vlm import longest
+from mmdec.targets.ropes import longest
 from mmdec.types import InputError
 
 Message = dict[str, Any]

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.targets.text import TextTarget
-from mmdec.targets.vlm import VlmTarget
+from mmdec.targets.media import MediaTarget
 from mmdec.types import InputError, Needs, Plan, Verdict
 from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, rounds_of, texts, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
@@ -110,7 +110,7 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
     drafter = eagle3(model, **own, positions=positions, pictures=pictures)
     network, embedding = drafter.network, model.get_input_embeddings()
     inputs = batch_of("qwen2_5_vl", [[[7, 8], Picture.random(1, (16, 16)), [9, 10, 11]], [[12, 13, 14]]])
-    target = VlmTarget(model)
+    target = MediaTarget(model)
     needs = Needs(layers=network.config.layers, embeds=True)
     _, context, draft, scores = target.prefill(inputs, needs)
     assert context.positions.shape[0] == 3
@@ -151,7 +151,7 @@ def test_deepstack_is_in_the_states_that_are_read() -> None:
     seen: list[Any] = []
     layer = model.model.language_model.layers[1]
     hook = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    _, context, _, _ = VlmTarget(model).prefill(inputs, Needs(layers=(0,)))
+    _, context, _, _ = MediaTarget(model).prefill(inputs, Needs(layers=(0,)))
     hook.remove()
     assert torch.equal(context.features[0], seen[0])
     stock = model(**inputs, output_hidden_states=True).hidden_states[1]

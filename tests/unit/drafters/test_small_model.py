@@ -17,7 +17,7 @@ from mmdec.decode.tree import single
 from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
 from mmdec.targets.text import TextTarget
-from mmdec.targets.vlm import VlmTarget
+from mmdec.targets.media import MediaTarget
 from mmdec.types import Draft, InputError, Needs, Plan, Scores, Verdict
 from tests.support.blended_toy import Toy, start
 from tests.support.draft_networks import texts
@@ -314,7 +314,7 @@ def test_a_model_of_text_does_not_read_a_pictures_columns() -> None:
     model = vision_model("llava")
     small = language_model("llama", 2, vocab_size=IMAGE)  # the placeholder is no token of its own
     rows: list[list[Any]] = [[[7, 8], Picture.random(1), [9, 10, 11]], [[12, 13, 14]]]
-    _, context, draft, scores = VlmTarget(model).prefill(batch_of("llava", rows), Needs())
+    _, context, draft, scores = MediaTarget(model).prefill(batch_of("llava", rows), Needs())
     drafter = SmallModel(TextTarget(small))
     memory = drafter.start(context)
     roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)

@@ -10,7 +10,7 @@ import torch
 
 import mmdec
 from mmdec.hub.vlm import load_vlm
-from mmdec.targets.vlm import VlmTarget
+from mmdec.targets.media import MediaTarget
 from mmdec.types import InputError
 from tests.support.families import model_of
 from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
@@ -18,21 +18,21 @@ from tests.support.tiny_vlm_folder import write
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[VlmTarget]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[MediaTarget]:
     """The targets that were made."""
-    targets: list[VlmTarget] = []
-    make = VlmTarget.__init__
+    targets: list[MediaTarget] = []
+    make = MediaTarget.__init__
 
-    def counted(self: VlmTarget, model: Any) -> None:
+    def counted(self: MediaTarget, model: Any) -> None:
         targets.append(self)
         make(self, model)
 
-    monkeypatch.setattr(VlmTarget, "__init__", counted)
+    monkeypatch.setattr(MediaTarget, "__init__", counted)
     return targets
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_makes_its_target_once(kind: str, made: list[VlmTarget]) -> None:
+def test_a_call_makes_its_target_once(kind: str, made: list[MediaTarget]) -> None:
     model = vision_model(kind)
     inputs = batch_of(kind, [[[8, 9, 8, 9], Picture.random(1), [8, 9]]])
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
@@ -46,7 +46,7 @@ def test_a_call_makes_its_target_once(kind: str, made: list[VlmTarget]) -> None:
     assert len(made) == 3
 
 
-def test_a_description_makes_its_target_once_when_its_drafter_is_known(tmp_path: Path, made: list[VlmTarget]) -> None:
+def test_a_description_makes_its_target_once_when_its_drafter_is_known(tmp_path: Path, made: list[MediaTarget]) -> None:
     vlm = load_vlm(write(tmp_path / "tiny"), "cpu")
     picture = torch.zeros(24, 40, 3, dtype=torch.uint8).numpy()
     first = mmdec.describe(picture, model=vlm, max_new_tokens=3)

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.pipelines.call import BatchError
 from mmdec.targets.registry import target_of
-from mmdec.targets.vlm import longest
+from mmdec.targets.ropes import longest
 from mmdec.types import InputError
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model

@@ -11,7 +11,7 @@ import torch
 from mmdec.drafters.medusa import WIDTH
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.generation.speculation import generate
-from mmdec.targets.vlm import VlmTarget
+from mmdec.targets.media import MediaTarget
 from mmdec.training.medusa.simulate import measure
 from mmdec.training.vlm_drafters.module import rank_texts
 from mmdec.training.vlm_drafters.samples import append
@@ -73,7 +73,7 @@ def test_layers_are_those_that_decoding_reads(kind: str) -> None:
     """Also within Qwen3-VL's DeepStack, and the last layer before the final norm: what a drafter reads while decoding;
     placeholders have their own embeddings where the drafter reads these; positions are the target's."""
     model = vision_model(kind)
-    teacher, target, needs = Teacher(model), VlmTarget(model), Needs(layers=(0, 1, 2, -1))
+    teacher, target, needs = Teacher(model), MediaTarget(model), Needs(layers=(0, 1, 2, -1))
     for prompt, answer in zip(prompts(kind), ANSWERS, strict=True):
         (found,) = teacher.read([prompt], [answer], needs)
         whole = append(prompt, answer[:-1])
@@ -112,7 +112,7 @@ def test_training_reads_columns_as_decoding_does(convention: dict[str, Any], sto
         store.add({"one": (ids, text)})
         text = store.get("one", ANSWERS[2])
     columns = read_columns(network, [text])
-    _, context, _, _ = VlmTarget(model).prefill(prompt, drafter.needs)
+    _, context, _, _ = MediaTarget(model).prefill(prompt, drafter.needs)
     memory = drafter.start(context)
     (waiting,) = memory.queue
     states, positions, _ = drafter._prompt(memory, waiting)  # type: ignore[arg-type]

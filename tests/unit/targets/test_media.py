@@ -1,4 +1,4 @@
-"""VlmTarget: which models it takes, and what it says of the others."""
+"""MediaTarget: which models it takes, and what it says of the others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transformers import (
 )
 
 import mmdec
+from mmdec.targets.media import MediaTarget
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import TextTarget
-from mmdec.targets.vlm import VlmTarget
 from mmdec.types import InputError, Needs
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import CLIP, IMAGE, KINDS, TEXT, Picture, batch_of, vision_model
@@ -35,7 +35,7 @@ def llava(**text: Any) -> LlavaForConditionalGeneration:
 def test_each_kind_has_its_target(kind: str) -> None:
     model = vision_model(kind)
     target = target_of(model)
-    assert isinstance(target, VlmTarget)
+    assert isinstance(target, MediaTarget)
     assert (target.vocab_size, target.hidden_size, target.layers, target.positions) == (64, 32, 3, None)
     assert target.name.startswith(type(model).__name__)
     assert target.name != target_of(vision_model(kind, 1)).name
@@ -97,4 +97,4 @@ def test_models_that_cannot_work_are_refused(made: Any, said: str) -> None:
 def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any], needs: Needs, said: str) -> None:
     inputs = {"input_ids": torch.full((1, 3), 9), **changes}
     with pytest.raises(InputError, match=said):
-        VlmTarget(vision_model(kind)).prefill(inputs, needs)
+        MediaTarget(vision_model(kind)).prefill(inputs, needs)

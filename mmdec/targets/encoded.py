@@ -1,0 +1,266 @@
+"""The base of targets whose decoder reads an encoder's states: a run over a growing cache, and what `generate` gets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
+from transformers.generation.utils import GenerateEncoderDecoderOutput
+from transformers.modeling_outputs import BaseModelOutput
+
+from mmdec.decode.tree import single
+from mmdec.ops.tree_attention import LARGEST, TreeMask
+from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
+from mmdec.targets.fast_pass import FastRun
+from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
+from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+
+SOURCE = "source_ids"  # the key under which `hold_back` passes the encoder's token ids to `prefill`
+READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", "past_key_values", SOURCE}
+LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # they do not change a pass
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """The inputs of a prompt's pass, checked and normalised."""
+
+    ids: Tensor  # (B, P)
+    encoded: Any  # the encoder's output, whose first part is (B, S, H)
+    encoder_mask: Tensor | None  # (B, T) of the encoder's inputs
+    mask: Tensor  # (B, P) bool
+    mask_given: Tensor | None  # the caller's mask, if there was one
+    positions: Tensor  # (B, P)
+    holes: bool  # whether a row has padding after its first token
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
+        """Read inputs. most: columns at most. columns: whether positions count columns, padding included."""
+        unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
+        ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
+        if unknown or not isinstance(ids, Tensor) or encoded is None:
+            raise InputError(
+                "`inputs` must hold the decoder's `input_ids` and `encoder_outputs` and may hold `attention_mask` and "
+                f"`decoder_attention_mask`, but holds {unknown or sorted(inputs)}. Leave the others out, or call "
+                "`model.generate(inputs, custom_generate=mmdec.speculate(...))`."
+            )
+        cache = inputs.get("past_key_values")
+        if cache is not None:
+            check_cache(cache)
+            if cache.get_seq_length():
+                raise InputError(
+                    f"`past_key_values` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
+                )
+        width = ids.shape[1]
+        if most is not None and width > most:
+            raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
+        given = inputs.get("decoder_attention_mask")
+        if given is not None and (given.shape != ids.shape or not bool(given[:, -1].all())):
+            raise InputError(
+                f"`decoder_attention_mask` must be {tuple(ids.shape)} with 1 at the end of every row, but is "
+                f"{tuple(given.shape)}. Pad on the left."
+            )
+        mask = torch.ones_like(ids, dtype=torch.bool) if given is None else given.bool()
+        positions = torch.arange(width, device=ids.device).expand(len(ids), -1)
+        if given is not None and not columns:
+            positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
+        holes = bool((mask[:, :-1] & ~mask[:, 1:]).any())
+        return cls(ids, encoded, inputs.get("attention_mask"), mask, given, positions, holes)
+
+
+@dataclass
+class EncodedSession:
+    """The state of one run: its cache (with keys and values of the encoder's states), its rows, the encoder's output,
+    and what runs its drafts."""
+
+    cache: EncoderDecoderCache
+    encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some its mask
+    encoder_mask: Tensor | None  # (B, T) of the encoder's inputs
+    layers: tuple[int, ...]
+    prompt: Tensor  # (B, P) positions of the first columns, once padding inside the prompt is removed
+    rows: RowLayout
+    reader: Any  # the target's own
+    store: KVPool = field(init=False)  # made when the cache holds the prompt
+    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
+
+
+class EncodedTarget(HfTarget, ABC):
+    """Scores token trees with a decoder that reads an encoder's states; several runs may share it.
+
+    Layers are counted from 0; -1 is the last one, final norm included. The attention implementation may be "sdpa" or
+    "eager".
+    """
+
+    reads_encoder: ClassVar[bool] = True
+    counts_columns: ClassVar[bool] = True  # whether the model's positions count columns, padding included
+    tells_last: ClassVar[bool] = True  # whether the last layer's states can be read before the final norm
+
+    def __init__(self, model: Any, layers: int, positions: int | None) -> None:
+        """layers: of the decoder. positions: the most of its text; None: unlimited.
+
+        Raises: InputError if the model's attention implementation cannot take tree masks.
+        """
+        config: Any = model.config.get_text_config(decoder=True)
+        check_attention(config)
+        self.model, self.layers, self.positions = model, layers, positions
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = config.hidden_size
+
+    @abstractmethod
+    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
+        """What runs a run's drafts. cache: empty. layers: whose features are read."""
+
+    @abstractmethod
+    def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
+        """Run the decoder over the prompt; logits of its last column are enough."""
+
+    @abstractmethod
+    def _draft(
+        self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
+    ) -> Scores:
+        """Run the decoder over tokens (B, N) at positions (1, B, N)."""
+
+    @abstractmethod
+    def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
+        """Run the decoder once over a finished text, into an empty cache: its attentions and hidden states."""
+
+    def _fast(self, session: EncodedSession) -> FastRun | None:
+        return None
+
+    @torch.no_grad()
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
+        """Run the decoder's prompt.
+
+        inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional attention_mask (B, T) of the
+            encoder; optional decoder_attention_mask (B, P), padded on the left; optional past_key_values, which must be
+            empty. At batch 1 this cache is filled as `generate` would fill it; for larger batches see `output`.
+        """
+        check_layers(needs, self.layers - (not self.tells_last))
+        prompt = EncodedPrompt.of(inputs, self.positions, self.counts_columns)
+        ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
+        # otherwise a cache of the caller could not be filled during the run
+        own = len(ids) == 1 and not prompt.holes
+        cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
+        rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
+        for row, seen in enumerate(mask if prompt.holes else ()):
+            closed[row, rows.starts[row] : rows.ends[row]] = positions[row, seen]
+        reader = self._reader(prompt, cache, needs.layers)
+        encoded = encoder_output(prompt.encoded)
+        session = EncodedSession(cache, encoded, prompt.encoder_mask, needs.layers, closed, rows, reader)
+        scores = self._begin(prompt, session)
+        session.fast = self._fast(session)
+        session.store = KVPool(cache, session.fast)
+        if prompt.holes:
+            session.store.commit([row.nonzero()[:, 0].tolist() for row in mask], rows.starts, rows.width)
+        last = positions[:, -1]
+        context = Context(
+            tokens=ids,
+            mask=mask,
+            positions=positions[None],
+            next_position=last + 1,
+            features=scores.features,
+            embeds=self.model.get_input_embeddings()(ids) if needs.embeds else None,
+            memory=encoded[0] if needs.memory else None,
+            sound=getattr(prompt.encoded, "sound", None) if needs.memory else None,
+            room=None if self.positions is None else self.positions - 1 - last,
+            source=_source(inputs.get(SOURCE), len(ids)),
+        )
+        ends = {layer: features[:, -1:] for layer, features in scores.features.items()}
+        return session, context, single(ids[:, -1]), Scores(scores.logits[:, -1:], ends)
+
+    @torch.no_grad()
+    def score(self, session: EncodedSession, draft: Draft) -> Scores:
+        """Run the decoder over the draft's tree. Its columns stay in the cache until `commit`."""
+        rows, device = session.rows, draft.tokens.device
+        run = partial(self._draft, session)
+        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
+            return session.fast.score(draft, session.store, rows, session.layers, None, run)
+        tree, positions = rows.see(draft.parents.tolist(), device, self.model.dtype)
+        scores = run(draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
+        rows.wait(draft.tokens.shape[1])
+        return scores
+
+    @torch.no_grad()
+    def commit(self, session: EncodedSession, verdict: Verdict) -> None:
+        """Keep the accepted path's columns and drop the others. After the prompt's pass nothing changes."""
+        keep_path(session.rows, session.store, verdict.path)
+
+    @torch.no_grad()
+    def select(self, session: EncodedSession, live: Tensor) -> None:
+        """Keep only the rows whose indices are in `live` (K,) int64, in that order, also of the encoder's output."""
+        session.rows.select(live.tolist())
+        session.store.select(live, session.rows.width)
+        live = live.to(session.prompt.device)
+        session.encoded, session.prompt = encoder_output(session.encoded, live), session.prompt[live]
+        mask = session.encoder_mask
+        session.encoder_mask = None if mask is None else mask[live]
+
+    def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs unchanged: ids (B, P) are always the whole text."""
+        return inputs
+
+    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
+        """False: `output` fills a cache that the caller reads."""
+        return False
+
+    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+        """Nothing to do: see `keeps_cache`."""
+
+    @torch.no_grad()
+    def output(
+        self,
+        inputs: Mapping[str, Any],
+        sequences: Tensor,
+        lengths: Sequence[int],
+        config: GenerationConfig,
+        scores: tuple[Tensor, ...] | None = None,
+        logits: tuple[Tensor, ...] | None = None,
+    ) -> GenerateEncoderDecoderOutput:
+        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
+
+        Attentions, hidden states and a batch's cache come from one more pass over the whole text. Padding after a row's
+        end is attended to, as in transformers' loop.
+        """
+        cache = inputs.get("past_key_values")
+        flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
+        # at larger batches the run used its own cache
+        empty = cache if cache is not None and not cache.get_seq_length() else None
+        states: dict[str, Any] = {}
+        if flags or empty is not None:
+            text, mask = sequences[:, :-1], inputs.get("decoder_attention_mask")
+            if mask is not None:
+                mask = torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1)
+            filled = EncoderDecoderCache(DynamicCache(), DynamicCache()) if empty is None else empty
+            whole = {**inputs, "input_ids": text, "decoder_attention_mask": mask, "past_key_values": None}
+            decoded = self._whole(EncodedPrompt.of(whole, None, self.counts_columns), filled, config, **flags)
+            prompt = sequences.shape[1] - max(lengths)
+            states = output_states(decoded, inputs["encoder_outputs"], prompt, text.shape[1], config)
+        return GenerateEncoderDecoderOutput(
+            sequences=cast(torch.LongTensor, sequences),
+            scores=cast(Any, scores),
+            logits=cast(Any, logits),
+            past_key_values=cache,
+            **states,
+        )
+
+
+def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
+    """An encoder's output for some rows (K,) int64, or all: its states, and for some models its own mask."""
+    kind = type(given) if isinstance(given, BaseModelOutput) else BaseModelOutput
+    parts = {"last_hidden_state": given[0], "attention_mask": getattr(given, "attention_mask", None)}
+    return kind(**{name: part if rows is None else part[rows] for name, part in parts.items() if part is not None})
+
+
+def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
+    """The encoder's tokens of each of so many rows, without padding; None if they are not known."""
+    if held is None:
+        return None
+    ids, mask = held
+    kept = torch.ones_like(ids) if mask is None else mask
+    texts = [row[seen.bool()].tolist() for row, seen in zip(ids, kept, strict=True)]
+    return [text for text in texts for _ in range(rows // len(texts))]
