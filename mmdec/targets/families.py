@@ -11,7 +11,6 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from threading import Lock
@@ -27,6 +26,7 @@ from transformers.cache_utils import (
 )
 from transformers.utils import logging
 
+from mmdec.targets.alibi import has_alibi
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
 from mmdec.targets.ropes import growing_ropes
@@ -38,11 +38,11 @@ KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # kinds
 STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # and those that have states
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
 CAUSAL = """
-    AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Camembert CodeGen Cohere Data2VecText DeepseekV2
+    AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Bloom Camembert CodeGen Cohere Data2VecText DeepseekV2
     DeepseekV3 DiffLlama Dots1 Electra Ernie Ernie4_5 Ernie4_5_Moe Exaone4 Falcon FlexOlmo GPTBigCode GPTJ GPTNeo
     GPTNeoX GPTNeoXJapanese Gemma Glm Glm4 Glm4Moe Glm4MoeLite Granite GraniteMoe GraniteMoeShared HYV3 Helium
     HunYuanDenseV1 HunYuanMoEV1 HyperCLOVAX Jais2 JetMoe Llama LongcatFlash MegatronBert MiniCPM3 MiniMaxM2 Ministral3
-    Mistral Mixtral NanoChat Nemotron OPT Olmo Olmo2 Olmoe Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe
+    Mistral Mixtral Mpt NanoChat Nemotron OPT Olmo Olmo2 Olmoe Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe
     RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
 """
 # with recurrent or convolutional states: tests/exactness/test_recurrent.py
@@ -91,11 +91,6 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
             f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
             "draft fits in. Choose a model without them."
         )
-    if getattr(config, "alibi", False):
-        raise InputError(
-            f"`model` must take positions as `position_ids`, but {kind} adds ALiBi by column, where drafts "
-            "have none of their own. Choose a model with rotary or learned positions."
-        )
     attention = config._attn_implementation
     if attention not in ATTENTION:
         raise InputError(
@@ -120,20 +115,21 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
     config = model.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
-    return not lacking_arguments(model.forward) and model.can_generate()
+    return not lacking_arguments(model) and model.can_generate()
 
 
-def lacking_arguments(forward: Callable[..., Any]) -> list[str]:
-    """Arguments of a draft's pass that `forward` does not name."""
-    arguments = inspect.signature(forward).parameters
+def lacking_arguments(model: PreTrainedModel) -> list[str]:
+    """Arguments of a draft's pass that the model's `forward` does not name."""
+    arguments = inspect.signature(model.forward).parameters
     # a model of recurrent layers alone knows no positions, and names its cache otherwise
     needed = ("input_ids", "attention_mask", STATE_CACHE, "logits_to_keep") if STATE_CACHE in arguments else ARGUMENTS
-    return [name for name in needed if name not in arguments]
+    lacking = [name for name in needed if name not in arguments]
+    return [] if lacking == ["position_ids"] and has_alibi(model) else lacking
 
 
 def check_forward(model: PreTrainedModel) -> None:
     """Raise InputError if a model of a tested family has another `forward`, which does not name a draft's arguments."""
-    lacking = lacking_arguments(model.forward)
+    lacking = lacking_arguments(model)
     if lacking and any(_is_family(kind) for kind in type(model).__mro__):
         raise InputError(
             f"`model.forward` must name {', '.join(ARGUMENTS)}, but that of this {type(model).__name__} does not name "

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmdec.nn.fingerprint import fingerprint
+from mmdec.targets.alibi import TreeBias
 from mmdec.targets.attention import ALONE
 from mmdec.types import InputError, Needs, Target
 
@@ -97,9 +98,9 @@ class HfTarget(Target, Protocol):
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether the module has hooks or a replaced `forward`. Recorders, transformers' and ours, do not count."""
+    """Whether the module has hooks or a replaced `forward`. transformers' recorders and our own hooks do not count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    inert = (RECORDERS, __name__)
+    inert = (RECORDERS, __name__, TreeBias.__module__)
     return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
 
 

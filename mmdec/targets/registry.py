@@ -33,7 +33,7 @@ def target_of(model: PreTrainedModel) -> HfTarget:
             f"Whisper, {encoder_decoders()}."
         )
     check_forward(model)
-    lacking = lacking_arguments(model.forward)
+    lacking = lacking_arguments(model)
     why = f", whose `forward` does not name {', '.join(lacking)}" if lacking else ""
     raise InputError(
         f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "

@@ -275,9 +275,10 @@ def has_states(config: PreTrainedConfig) -> bool:
 
 def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
     """The arguments of a pass for a cache and positions (B, N), by the names of the model's `forward`."""
-    if STATE_CACHE in inspect.signature(model.forward).parameters:
+    names = inspect.signature(model.forward).parameters
+    if STATE_CACHE in names:
         return {STATE_CACHE: cache}
-    return {"past_key_values": cache, "position_ids": positions}
+    return {"past_key_values": cache, **({"position_ids": positions} if "position_ids" in names else {})}
 
 
 def cached_columns(cache: DynamicCache) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from mmdec.targets.states import cache_arguments
 from mmdec.targets.windows import Windows
 
 KINDS = ("hidden_states", "attentions")
@@ -60,8 +61,7 @@ def _pass(
     return model(
         input_ids=ids,
         attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
+        **cache_arguments(model, cache, positions),
         use_cache=True,
         logits_to_keep=1,
         return_dict=True,

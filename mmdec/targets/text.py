@@ -10,12 +10,15 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from mmdec.ops.tree_attention import TreeMask
+from mmdec.targets.alibi import drafting, has_alibi
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.ropes import growing_ropes
 from mmdec.targets.states import cache_arguments, cached_columns
 from mmdec.targets.step_outputs import FLAGS, step_outputs, wanted
-from mmdec.types import InputError
+from mmdec.targets.windows import Window
+from mmdec.types import InputError, Scores
 
 # the start of argument names that only models with images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
@@ -40,6 +43,9 @@ class TextTarget(DecoderTarget):
         if not checked:
             check_model(model, text_scorer)
         super().__init__(model)
+        self.alibi = has_alibi(model)
+        if self.alibi:
+            self.positions = getattr(model.config, "max_seq_len", None)  # MPT's bias ends there, the others' nowhere
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
         seen = [name for name, value in inputs.items() if value is not None and MEDIA.match(name)]
@@ -68,6 +74,8 @@ class TextTarget(DecoderTarget):
         columns = (inputs["input_ids"] if mask is None else mask).shape[1]
         end = columns + longest - inputs["input_ids"].shape[1]
         shortest = columns if mask is None else int(mask.sum(1).max())
+        if self.alibi and mask is not None and bool((mask.diff(dim=1) < 0).any()):
+            reasons.append("padding between a row's tokens, which ALiBi may count, is not drafted over")
         for rope in growing_ropes(self.model.config):
             if rope.crossed(shortest, cached, end):
                 reasons.append(f"`rope_type` {rope.kind} changes at {rope.length} columns, which the text may reach")
@@ -94,6 +102,21 @@ class TextTarget(DecoderTarget):
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
         placed = cache_arguments(self.model, cache, positions[0])
         return self.model(input_ids=ids, attention_mask=mask, **placed, use_cache=cache is not None, **more)
+
+    def _draft(
+        self,
+        layers: tuple[int, ...],
+        firsts: Mapping[Window, int],
+        counted: tuple[Tensor, Tensor] | None,
+        tokens: Tensor,
+        tree: TreeMask | None,
+        positions: Tensor,
+        cache: Any,
+    ) -> Scores:
+        if tree is None or not self.alibi:
+            return super()._draft(layers, firsts, counted, tokens, tree, positions, cache)
+        with drafting(self.model, tree):
+            return self._run(tokens, None, positions, cache, layers, {}, last=False)
 
 
 def text_scorer(model: PreTrainedModel) -> TextTarget:

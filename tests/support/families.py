@@ -15,6 +15,7 @@ OWN: dict[str, dict[str, Any]] = {  # what a default configuration lacks
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "Dots1ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "GPTNeoForCausalLM": {"num_layers": 2, "attention_types": [[["global"], 2]], "attention_layers": ["global"] * 2},
+    "MptForCausalLM": {"use_cache": True},  # without it stock `generate` reads a chat's cache twice
 }
 OFF = {"sliding_window": None, "use_sliding_window": False, "is_decoder": True}
 

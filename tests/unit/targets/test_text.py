@@ -12,8 +12,6 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     DynamicCache,
-    FalconConfig,
-    FalconForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
     LlamaForCausalLM,
@@ -83,7 +81,6 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
         (T5ForConditionalGeneration(T5Config(vocab_size=40, d_model=16, d_ff=16, **heads)), "decoder-only"),
         (BertLMHeadModel(BertConfig(**small, num_attention_heads=4)), "Set `is_decoder`"),
         (GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global", "local"], 1]], **neo)), "local layers"),
-        (FalconForCausalLM(FalconConfig(**small, num_attention_heads=4, alibi=True)), "ALiBi"),
         (torch.nn.Linear(2, 2), "AutoModelForCausalLM"),
     ]
     for wrong, said in refused:
