@@ -34,7 +34,7 @@ LONG, SHORT = (18.0, 28.0), (2.0, 14.0)  # seconds of a passage, about
 LONG_SHARE = 0.75
 PACE = 2.6  # words a second
 PAUSE = (0.15, 0.9)  # seconds between sentences
-PIPER, KOKORO = 0.2, 0.4  # of the passages, where there are their voices; Kokoro takes ten times Piper's time
+SHARES = (0.2, 0.4)  # of Piper and of Kokoro in the passages, where given; Kokoro takes ten times Piper's time
 HELD = 40  # each so many-th passage is one of dev
 WORDS = 45  # of a sentence
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z])")
@@ -125,20 +125,25 @@ def kokoro_speech(text: str, voice: Kokoro, shares: Mapping[str, float], speed: 
 
 
 def read_passage(
-    number: int, texts: Sequence[str], folder: Path | None, styles: Path | None, seed: int
+    number: int,
+    texts: Sequence[str],
+    folder: Path | None,
+    styles: Path | None,
+    seed: int,
+    shares: Sequence[float] = SHARES,
 ) -> tuple[np.ndarray, str, float]:
-    """16 kHz samples, the voice's name, its speed. folder: Piper's. styles: Kokoro's folder."""
+    """16 kHz samples, the voice's name, its speed. folder: Piper's. styles: Kokoro's folder. shares: of both."""
     draw = np.random.default_rng([seed, number, 1])
     which = draw.random()
-    if folder is not None and which < PIPER:
+    if folder is not None and which < shares[0]:
         speed, noise = float(draw.uniform(0.8, 1.3)), float(draw.uniform(0.4, 0.9))
         sounds, name = [piper_speech(text, folder, speed, noise) for text in texts], folder.name
-    elif styles is not None and which > 1 - KOKORO:
+    elif styles is not None and which > 1 - shares[1]:
         voice, names = kokoro(styles)
         one, other = (names[int(draw.integers(len(names)))] for _ in range(2))
         part, speed = float(draw.uniform(0.0, 0.5)), float(draw.uniform(0.85, 1.25))
-        shares = {one: 1 - part, other: part} if one != other else {one: 1.0}
-        sounds, name = [kokoro_speech(text, voice, shares, speed) for text in texts], f"kokoro:{'+'.join(shares)}"
+        mixed = {one: 1 - part, other: part} if one != other else {one: 1.0}
+        sounds, name = [kokoro_speech(text, voice, mixed, speed) for text in texts], f"kokoro:{'+'.join(mixed)}"
     else:
         names = flite_voices()
         who = names[int(draw.integers(len(names)))]
@@ -156,6 +161,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--piper", type=Path)
     parser.add_argument("--kokoro", type=Path)
+    parser.add_argument("--shares", type=float, nargs=2, default=SHARES, help="of Piper and of Kokoro in the passages")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -175,7 +181,7 @@ def main() -> int:
             if name in done:
                 continue
             try:
-                samples, who, speed = read_passage(number, texts, given.piper, given.kokoro, given.seed)
+                samples, who, speed = read_passage(number, texts, given.piper, given.kokoro, given.seed, given.shares)
             except Exception as error:  # one sentence that a voice cannot say must not end the build
                 print(f"{name}: {error}", file=sys.stderr)
                 continue

@@ -59,6 +59,24 @@ def test_a_transcript_is_what_plain_decoding_gives(folder: Path, data: Transcrip
         torch.testing.assert_close(data.store.get(window.name), whole[0, : len(states)], rtol=2e-2, atol=2e-2)
 
 
+def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: TranscriptData) -> None:
+    """Tokens with letters are the known text's; where fewer agree than are asked for there is no transcript."""
+    reader, window = WindowReader(data.whisper), data.windows["dev"][0]
+    found = reader.agreed(window, CLEAN, 0.0)
+    assert found is not None
+    name, states, text = found
+    whole = reader.states([window.sound(CLEAN)])[0, : len(states)]
+    assert name == window.name
+    assert 0 < len(states) <= 1500
+    assert states.shape[1] == whole.shape[1]
+    decode = data.whisper.tokenizer.decode
+    known = data.whisper.tokenizer.encode(" " + window.text, add_special_tokens=False)
+    spoken = [[t for t in row if t < reader.first_time and any(map(str.isalnum, decode([t])))] for row in (text, known)]
+    assert spoken[0] == spoken[1][: len(spoken[0])]
+    assert len(spoken[0]) > 2
+    assert reader.agreed(window, CLEAN, 1.01) is None
+
+
 def test_windows_join_short_recordings(folder: Path) -> None:
     rows = read_utterances(folder / "manifest.tsv", "train")
     windows = joined_windows(rows * 9, "en", 1, 0)
