@@ -43,6 +43,24 @@ def hifigan(
     _told(convert(source, output), as_json)
 
 
+@app.command(**as_verb("convert daspeech published models/published"))
+def daspeech(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help="Folder: checkpoint (.pt), config.yaml, dictionary, gcmvn_stats.npz, generator, config.json.",
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --model.")],
+    as_json: AsJson = False,
+) -> None:
+    """Convert DASpeech as its authors publish it, a checkpoint of fairseq. Of the pickle, only tensors are read."""
+    from mmdec.hub.fairseq import convert
+
+    _told(convert(source, output), as_json)
+
+
 @app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
 def drafter(
     source: Annotated[

@@ -29,13 +29,14 @@ from mmdec.hub.translator_files import (
     Decoding,
     check_decoding,
     check_model_vocoder,
+    describe_vocoder,
     half,
     names,
     read_vocoder,
     write_json,
 )
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
-from mmdec.nn.vocoder import GriffinLimVocoder, Vocoder
+from mmdec.nn.vocoder import OURS, GriffinLimVocoder, HifiGanVocoder, MelKind, Vocoder
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.provenance import CARD, portable, stamp
 from mmdec.types import InputError
@@ -47,6 +48,7 @@ VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
 # separate files, because code hosts do not accept large ones
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
+LEXICON = "lexicon.tsv"  # of the word decoder; without it the text of a translation is its phones
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 
 
@@ -60,11 +62,12 @@ class DASpeechParts:
 
     model: DASpeech
     vocoder: nn.Module
-    words: WordDecoder
+    words: WordDecoder | None  # None: the text is the phones
     units: tuple[str, ...]  # the phones, in the order of their numbers
     decoding: Decoding
     name: str  # name of the folder
     folder: Path | None = None  # the folder they were loaded from
+    mels: MelKind = OURS  # the kind of mels that the model speaks to its vocoder
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
@@ -80,9 +83,9 @@ def resolve(model: str | os.PathLike[str]) -> Path:
 def save_model(
     directory: str | os.PathLike[str],
     model: DASpeech,
-    vocoder: Vocoder,
+    vocoder: Vocoder | HifiGanVocoder,
     units: Sequence[str],
-    words: WordDecoder,
+    words: WordDecoder | None,
     *,
     decoding: Decoding = Decoding(),
     card: str | None = None,
@@ -100,7 +103,7 @@ def save_model(
             "system": "daspeech",
             "model_type": "mmdec-daspeech",  # read by transformers' AutoConfig
             "architecture": model.config.to_dict(),
-            "vocoder": asdict(vocoder.config),
+            "vocoder": describe_vocoder(vocoder),
             "decoding": asdict(decoding),
         }
         write_json(fresh / "config.json", config)
@@ -111,7 +114,8 @@ def save_model(
         save_file(encoder, fresh / "encoder.safetensors")
         save_file(state, fresh / "model.safetensors")
         save_file(half(vocoder.state_dict()), fresh / VOCODER)
-        words.save(fresh)
+        if words is not None:
+            words.save(fresh)
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
         else:
@@ -126,7 +130,7 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardPa
     would not hold for others. Raises: InputError for another vocoder than the model's own, or if the target folder
     holds files that are not a model's.
     """
-    vocoder = check_model_vocoder(parts.vocoder)
+    vocoder = check_model_vocoder(parts.vocoder, parts.mels)
     target = Path(directory)
     with tempfile.TemporaryDirectory(prefix="mmdec-save-") as temporary:
         plain = Path(temporary) / "model"
@@ -169,6 +173,11 @@ def read_parts(
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
     if vocoder is not None:
+        if parts.mels != OURS:
+            raise InputError(
+                f"`vocoder` must be left out for '{directory.name}', whose mels only its own knows, but is "
+                f"'{os.fspath(vocoder)}'. Leave it out."
+            )
         parts = replace(parts, vocoder=_vocoder(vocoder))
     for network in parts.networks:
         network.to(device)
@@ -194,7 +203,9 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
     own = read_vocoder(directory, config)
     decoding = check_decoding(Decoding(**config.get("decoding", {})))
-    return DASpeechParts(model, own, WordDecoder.load(directory), tuple(units), decoding, directory.name, directory)
+    words = WordDecoder.load(directory) if (directory / LEXICON).exists() else None
+    mels = own.given if isinstance(own, HifiGanVocoder) else OURS
+    return DASpeechParts(model, own, words, tuple(units), decoding, directory.name, directory, mels)
 
 
 def layout(directory: Path) -> str:

@@ -26,6 +26,7 @@ from mmdec.hub.translator_files import (
     check_decoding,
     check_half,
     check_model_vocoder,
+    describe_vocoder,
     half,
     inside,
     names,
@@ -36,6 +37,7 @@ from mmdec.nn.ctc_beam import PieceNGram
 from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.nn.row_int8 import pack_rows, unpack_rows
+from mmdec.nn.vocoder import OURS, MelKind
 from mmdec.nn.voice import PhoneVoice
 from mmdec.nn.whisper_encoder import WhisperEncoderConfig, sinusoid_positions
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
@@ -79,6 +81,11 @@ class HeardParts:
         return self.model, self.voice, self.vocoder
 
     @property
+    def mels(self) -> MelKind:
+        """The kind of mels between voice and vocoder."""
+        return OURS
+
+    @property
     def units(self) -> tuple[str, ...]:
         """The English pieces, in the order of their ids."""
         return tuple(self.english.names)
@@ -107,7 +114,7 @@ def save_heard(
             "layout": LAYOUT,
             "architecture": parts.model.sizes.to_dict(),
             "voice": asdict(parts.voice.config),
-            "vocoder": asdict(vocoder.config),
+            "vocoder": describe_vocoder(vocoder),
             "decoding": asdict(parts.decoding),
         }
         write_json(fresh / "config.json", config)

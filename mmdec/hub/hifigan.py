@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.vocoder import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
 from mmdec.types import InputError
 
+SIZES = (
+    "model_in_dim",
+    "upsample_rates",
+    "upsample_kernel_sizes",
+    "upsample_initial_channel",
+    "resblock_kernel_sizes",
+    "resblock_dilation_sizes",
+    "normalize_before",
+)
 MELS_KEY = "mmdec_mels"  # key of the mels' description in a converted generator's config
 
 
@@ -80,19 +90,42 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for another
     generator, and for mels that cannot be computed from mmdec's.
     """
-    path = Path(source)
-    if not path.is_file() or not path.with_name("config.json").is_file():
-        raise InputError(
-            f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Fetch both."
-        )
     target = new_folder(directory)
-    described = read_settings(path.with_name("config.json"), "source")
-    with damaged(f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not"):
-        generator, mels = _official(path, described)
+    generator, mels = read_official(Path(source))
     setattr(generator.config, MELS_KEY, asdict(mels))
     with whole_folder(target) as fresh:
         generator.save_pretrained(fresh)
     return target
+
+
+def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
+    """Read the authors' generator file, with config.json beside it: the generator, and its kind of mels.
+
+    Raises: InputError as for `convert`.
+    """
+    if not path.is_file() or not path.with_name("config.json").is_file():
+        raise InputError(
+            f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Fetch both."
+        )
+    described = read_settings(path.with_name("config.json"), "source")
+    with damaged(f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not"):
+        return _official(path, described)
+
+
+def describe(vocoder: HifiGanVocoder) -> dict[str, Any]:
+    """A generator's sizes and its kind of mels, for config.json: what `build` reads."""
+    sizes = {name: getattr(vocoder.generator.config, name) for name in SIZES}
+    return {"model_type": FastSpeech2ConformerHifiGanConfig.model_type, **sizes, MELS_KEY: asdict(vocoder.expects)}
+
+
+def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
+    """A translator's own HiFi-GAN, which hears mels of its own kind. Raises InputError unless its weights fit."""
+    if described["model_type"] != FastSpeech2ConformerHifiGanConfig.model_type:
+        raise ValueError(f"its vocoder is a {described['model_type']!r:.60}")
+    config = FastSpeech2ConformerHifiGanConfig(**{name: described[name] for name in SIZES})
+    kind = MelKind(**described[MELS_KEY])
+    _check_mels(config.model_in_dim, math.prod(config.upsample_rates), kind.hop, "model")
+    return fill(lambda: HifiGanVocoder(FastSpeech2ConformerHifiGan(config), kind, kind), state, "model", folder).eval()
 
 
 def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor, nn
 
 from mmdec.checks.weights import check_counts, checked_file, fill, lies_inside, read_weights
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.nn.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
 from mmdec.types import InputError, MmdecError
 
 VOCODER = "vocoder.safetensors"
@@ -44,10 +44,14 @@ def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
     return decoding
 
 
-def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder:
+def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGanVocoder:
     """Read the model's own vocoder. Raises InputError if its file is damaged."""
     state = read_weights([checked_file(directory, VOCODER)])
     check_counts(config["vocoder"], state)
+    if "model_type" in config["vocoder"]:
+        from mmdec.hub.hifigan import build  # imported here because it imports transformers' models
+
+        return build(config["vocoder"], state, directory)
     sizes = VocoderConfig(**config["vocoder"])
     return fill(lambda: Vocoder(sizes), state, "model", directory)
 
@@ -94,9 +98,19 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def check_model_vocoder(vocoder: nn.Module) -> Vocoder:
-    """Return the vocoder if it is mmdec's own network, which can be saved. Raises InputError for another one."""
-    if not isinstance(vocoder, Vocoder):
+def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
+    """The vocoder's entry in config.json, which `read_vocoder` reads."""
+    if isinstance(vocoder, Vocoder):
+        return asdict(vocoder.config)
+    from mmdec.hub.hifigan import describe
+
+    return describe(vocoder)
+
+
+def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OURS) -> Vocoder | HifiGanVocoder:
+    """Return the vocoder if it is the model's own, which can be saved. Raises InputError for another one."""
+    own = vocoder.given == mels != OURS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
+    if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(
             f"`vocoder` must be the model's own to be saved, but is a {type(vocoder).__name__}. Load the model "
             "without `vocoder`."

@@ -17,6 +17,7 @@ from mmdec.nn.dag_decoder import DagConfig, DagDecoder, Lattice
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.source import Source
 from mmdec.nn.transformer import PooledDropout
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class DASpeechConfig:
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     dag: DagConfig = field(default_factory=DagConfig)
-    ar: ArConfig = field(default_factory=ArConfig)
+    ar: ArConfig | None = field(default_factory=ArConfig)  # None: no autoregressive baseline
     tts: FastSpeech2Config = field(default_factory=FastSpeech2Config.paper)
     adaptor_ffn: int = 1024
     adaptor_dropout: float = 0.1
@@ -69,7 +70,7 @@ class DASpeechConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DASpeechConfig:
         parts = {"encoder": EncoderConfig, "dag": DagConfig, "ar": ArConfig, "tts": FastSpeech2Config}
-        return cls(**{key: parts[key](**value) if key in parts else value for key, value in values.items()})
+        return cls(**{key: parts[key](**value) if key in parts and value else value for key, value in values.items()})
 
 
 class SpeechToUnits(nn.Module):
@@ -81,8 +82,15 @@ class SpeechToUnits(nn.Module):
         self.num_units = num_units
         self.encoder = SpeechEncoder(config.encoder)
         self.decoder = DagDecoder(config.dag, num_units, config.encoder.d_model)
-        self.ar = ArDecoder(config.ar, num_units, config.encoder.d_model)
+        self.ar = None if config.ar is None else ArDecoder(config.ar, num_units, config.encoder.d_model)
         self.ctc = nn.Linear(config.encoder.d_model, config.ctc_characters) if config.ctc_characters else None
+
+    @property
+    def baseline(self) -> ArDecoder:
+        """The autoregressive decoder. Raises InputError for a model that has none."""
+        if self.ar is None:
+            raise InputError("`model` must have an autoregressive decoder, but has its graph alone. Use the graph.")
+        return self.ar
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """features (B, N, 80), lengths (B,) -> states (B, S, d), state lengths (B,)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ class FastSpeech2Config:
     pitch_range: tuple[float, float] = (1e-8, 6.6110)  # range of log(Hz + 1) that is divided into bins
     energy_range: tuple[float, float] = (1e-8, 5.7056)  # range of log(energy + 1) that is divided into bins
     mels: int = 80
+    positions: Literal["sinusoidal", "fairseq"] = "sinusoidal"  # see `sinusoids`
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> FastSpeech2Config:
@@ -220,7 +221,7 @@ class FastSpeech2(nn.Module):
         A GPU is synchronised once, to read the number of frames.
         """
         keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
-        x = inputs + self.encoder_scale * sinusoids(inputs.shape[1], inputs.shape[2], inputs.device).to(inputs.dtype)
+        x = inputs + self.encoder_scale * self._positions(inputs)
         for block in self.encoder:
             x = block(x, keep, bias)
 
@@ -237,11 +238,14 @@ class FastSpeech2(nn.Module):
         counts = (predicted if durations is None else durations).long() * valid.long()  # (B, K)
         frames, mel_lengths = regulate(x, counts, max_frames)  # (B, F, d)
         keep, bias = _masks(mel_lengths, frames.shape[1], frames.dtype)
-        y = frames + self.decoder_scale * sinusoids(frames.shape[1], frames.shape[2], frames.device).to(frames.dtype)
+        y = frames + self.decoder_scale * self._positions(frames)
         for block in self.decoder:
             y = block(y, keep, bias)
         mel = (self.out(y).float() * self.mel_std + self.mel_mean) * keep
         return FastSpeech2Output(mel, mel_lengths, log_durations, counts, pitch_log, energy_log)
+
+    def _positions(self, x: Tensor) -> Tensor:
+        return sinusoids(x.shape[1], x.shape[2], x.device, self.config.positions == "fairseq").to(x.dtype)
 
     @staticmethod
     def _predicted(raw: Tensor, stats: Tensor, valid: Tensor) -> Tensor:

@@ -47,19 +47,21 @@ class PooledDropout(nn.Module):
         return x * _pool(self.p)[start : start + size].view(x.shape).to(x.dtype)
 
 
-def sinusoids(size: int, d_model: int, device: torch.device) -> Tensor:
-    """Sinusoidal positions 0 ... size - 1, sines then cosines: (size, d_model)."""
-    return _sinusoid_table(1 << max(size - 1, 255).bit_length(), d_model, device)[:size]
+def sinusoids(size: int, d_model: int, device: torch.device, fairseq: bool = False) -> Tensor:
+    """Sinusoidal positions 0 ... size - 1, sines then cosines: (size, d_model).
+
+    fairseq: as fairseq numbers them, from 2 (rows 0 and 1 are <s> and padding), and with its slightly steeper rates.
+    """
+    return _sinusoid_table(1 << max(size - 1, 255).bit_length(), d_model, device, fairseq)[:size]
 
 
 @lru_cache(maxsize=16)
-def _sinusoid_table(rows: int, d_model: int, device: torch.device) -> Tensor:
+def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool) -> Tensor:
     """A cached table: at batch 1, computing its sines takes as long as a layer."""
     with torch.inference_mode(False):  # a table made while decoding must also work in training
-        position = torch.arange(rows, dtype=torch.float32, device=device)[:, None]
-        rate = torch.exp(
-            torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / (d_model // 2))
-        )
+        position = torch.arange(rows, dtype=torch.float32, device=device)[:, None] + (2 if fairseq else 0)
+        steps = max(1, d_model // 2 - 1) if fairseq else d_model // 2
+        rate = torch.exp(torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / steps))
         return torch.cat([(position * rate).sin(), (position * rate).cos()], dim=-1)
 
 

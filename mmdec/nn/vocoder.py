@@ -216,6 +216,10 @@ class MelKind:
     f_max: float = 8000.0
     log10: bool = False  # logarithm of base 10; False: natural logarithm
 
+    def samples(self, frames: int) -> int:
+        """Number of 16 kHz samples that this many frames last."""
+        return frames * self.hop * SAMPLE_RATE // self.sample_rate
+
 
 OURS = MelKind()
 SPEECHT5 = MelKind(f_min=80.0, f_max=7600.0, log10=True)  # microsoft/speecht5_hifigan, 16 kHz
@@ -225,46 +229,53 @@ ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # es
 class HifiGanVocoder(nn.Module):
     """transformers' HiFi-GAN (Kong et al., 2020).
 
-    forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) -> samples (B, F * 256) at 16 kHz.
+    forward: mel (B, F, 80) of the kind `given`, lengths (B,) -> samples (B, given.samples(F)) at 16 kHz. Mels of
+        another kind than the generator expects are converted.
 
     Samples beyond a row's length are zero. HiFi-GAN reads a few frames of padding at a row's end, so the last frames of
     a row in a batch may differ from those of the row alone.
     """
 
-    def __init__(self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind) -> None:
+    def __init__(
+        self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind, given: MelKind = OURS
+    ) -> None:
         super().__init__()
         self.generator = generator
-        self.expects = expects
+        self.expects, self.given = expects, given
 
     @torch.no_grad()
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
         batch, frames, _ = mel.shape
-        real = None
+        size = self.given.samples(frames)
         if lengths is not None:
             real = torch.arange(frames, device=mel.device) < lengths[:, None]  # (B, F)
             mel = torch.where(real[..., None], mel, torch.log(mel.new_tensor(LOG_FLOOR)))
-        samples = self.generator(adapt_mel(mel, self.expects)).view(batch, -1)
+        samples = self.generator(adapt_mel(mel, self.expects, self.given)).view(batch, -1)
         samples = resample(samples, self.expects.sample_rate, SAMPLE_RATE)
-        samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[1])))[:, : frames * HOP]
-        return samples if real is None else samples * real.repeat_interleave(HOP, dim=1)
+        samples = F.pad(samples, (0, max(0, size - samples.shape[1])))[:, :size]
+        if lengths is None:
+            return samples
+        ends = lengths * self.given.hop * SAMPLE_RATE // self.given.sample_rate
+        return samples * (torch.arange(size, device=mel.device) < ends[:, None])
 
 
-def adapt_mel(mel: Tensor, kind: MelKind) -> Tensor:
-    """Convert mmdec's log mels (B, F, 80) to another kind (B, F', 80), through the linear spectrum's magnitudes.
+def adapt_mel(mel: Tensor, kind: MelKind, given: MelKind = OURS) -> Tensor:
+    """Convert log mels (B, F, 80) of the kind `given`, whose logarithm must be natural, to another kind (B, F', 80),
+    through the linear spectrum's magnitudes.
 
-    This is an approximation: nothing is known above 8 kHz, and 80 filters do not determine 513 bins.
+    This is an approximation: nothing is known above f_max, and 80 filters do not determine 513 bins.
     """
-    if kind == OURS:
+    if kind == given:
         return mel
-    filters, linear = _filters(OURS).to(mel.device), mel.exp()
+    filters, linear = _filters(given).to(mel.device), mel.exp()
     magnitudes = (linear @ torch.linalg.pinv(filters)).clamp(min=1e-6)  # (B, F, 513)
     for _ in range(_ROUNDS):  # non-negative least squares by multiplicative updates (Lee and Seung, 2000)
         magnitudes = magnitudes * (linear @ filters.T) / (magnitudes @ filters @ filters.T).clamp(min=1e-9)
-    frames = max(1, round(mel.shape[1] * HOP / SAMPLE_RATE * kind.sample_rate / kind.hop))
+    frames = max(1, round(mel.shape[1] * given.hop / given.sample_rate * kind.sample_rate / kind.hop))
     if frames != mel.shape[1]:
         magnitudes = F.interpolate(magnitudes.transpose(1, 2), frames, mode="linear").transpose(1, 2)
-    if kind.sample_rate != SAMPLE_RATE:  # bin b of the other kind is at b * rate / 1024 Hz
-        bands = torch.arange(WINDOW // 2 + 1, device=mel.device) * (kind.sample_rate / SAMPLE_RATE)
+    if kind.sample_rate != given.sample_rate:  # bin b of the other kind is at b * rate / 1024 Hz
+        bands = torch.arange(WINDOW // 2 + 1, device=mel.device) * (kind.sample_rate / given.sample_rate)
         low = bands.floor().long().clamp(max=WINDOW // 2 - 1)
         share = (bands - low).clamp(0, 1)
         inside = (bands <= WINDOW // 2).to(mel.dtype)

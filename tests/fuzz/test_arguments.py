@@ -149,6 +149,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # and their options; a command of the sec
     ),
     "convert medusa whisper": ("",),
     "convert hifigan sound.wav": ("",),
+    "convert daspeech published": ("",),
     "bench speech nowhere.wav": ("--repeats", "--threads", "--device"),
     "bench asr nowhere.wav -m whisper": ("--repeats", "--threads", "--device", "--plan", "--sweep", "--assistant"),
 }

@@ -7,6 +7,6 @@ VERBS = [
     *("translate", "transcribe", "describe", "train", "train drafter", "promote", "demo", "doctor", "info"),
     *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
     *("eval vlm", "bench vlm", "bench kernels", "bench compressor", "bench all", "bench show"),
-    *("convert", "convert medusa", "convert hifigan", "convert drafter"),
+    *("convert", "convert medusa", "convert hifigan", "convert daspeech", "convert drafter"),
     *("export", "export drafter"),
 ]

@@ -184,7 +184,7 @@ def _curve(
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
     first = _source(translator, sounds[0])
-    gate(network.ar, first.states, first.lengths)
+    gate(translator.baseline, first.states, first.lengths)
     curve = []
     for length in seconds:
         source = _source(translator, _joined(sounds, length))
@@ -194,7 +194,7 @@ def _curve(
             return network.lattice(source.states, source.lengths, source.sizes).path("lookahead")
 
         def baseline(source: Source = source, count: int = count) -> list[list[int]]:
-            return network.ar.generate(source.states, source.lengths, count, min_length=count)
+            return translator.baseline.generate(source.states, source.lengths, count, min_length=count)
 
         result = paired(graph, baseline, repeats, device)
         vertices = int(network.lattice(source.states, source.lengths, source.sizes).lengths[0])

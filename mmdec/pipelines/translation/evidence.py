@@ -47,6 +47,13 @@ def of_path(scores: Tensor, lengths: Tensor) -> Rows:
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
 
+def of_vertices(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
+    """Evidence from the probabilities of each row's units at their vertices. emissions: (B, L, V). vertices, tokens:
+    (B, K) of the path, padded with -1."""
+    rows = zip(emissions, vertices, tokens, strict=True)
+    return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
+
+
 def of_heard(source: Source) -> Rows:
     """Evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks included; and
     the number of pieces per frame, which is too low or too high for foreign speech and noise. Empty for a source

@@ -60,7 +60,10 @@ class PhoneLayout:
         return self.model.source(*features)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return [self.words.decode([self.units[unit] for unit in row]) if row else "" for row in rows]
+        named = [[self.units[unit] for unit in row] for row in rows]
+        if self.words is None:
+            return [" ".join(row) for row in named]
+        return [self.words.decode(row) if row else "" for row in named]
 
     def mels(
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None

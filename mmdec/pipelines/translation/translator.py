@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmdec import audio
 from mmdec.checks.arguments import show
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
@@ -29,10 +28,12 @@ from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.publish import push_folder
 from mmdec.hub.translator_files import GRAPH_STRATEGIES, STRATEGIES
+from mmdec.nn.ar_decoder import ArDecoder
 from mmdec.nn.dag_decoder import BOS
+from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.source import Source
 from mmdec.pipelines.confidence import Calibration, confidence
-from mmdec.pipelines.translation.evidence import of_heard, of_path, second_opinion
+from mmdec.pipelines.translation.evidence import of_heard, of_path, of_vertices, second_opinion
 from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
 from mmdec.targets.units import EOS, PAD, UnitTarget
@@ -90,6 +91,11 @@ class SpeechTranslator:
         """The device of the networks."""
         return next(self.model.parameters()).device
 
+    @property
+    def baseline(self) -> ArDecoder:
+        """The autoregressive decoder. Raises InputError for a model that has none."""
+        return self.model.baseline if isinstance(self.model, DASpeech) else self.model.ar
+
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Write the model's folder. If writing fails, an existing folder stays as it was.
 
@@ -137,6 +143,11 @@ class SpeechTranslator:
                 f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is {show(strategy)}. "
                 "Choose that one."
             )
+        if strategy in ("autoregressive", "verified") and self.model.ar is None:
+            raise InputError(
+                f"`strategy` must be one of {', '.join(GRAPH_STRATEGIES)} for '{self.name}', which has no "
+                f"autoregressive decoder, but is {show(strategy)}. Choose one of these."
+            )
         return strategy
 
     @torch.inference_mode()
@@ -179,8 +190,10 @@ class SpeechTranslator:
             run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
             tokens, hidden, passes, seen = run(source, strategy, listener)
         with clock.stage("confidence"):
-            for more in (second_opinion(self.model.ar, tokens, source), of_heard(source)):
-                seen = [row | new for row, new in zip(seen, more, strict=True)]
+            if self.model.ar is not None:
+                other = second_opinion(self.model.ar, tokens, source)
+                seen = [row | new for row, new in zip(seen, other, strict=True)]
+            seen = [row | new for row, new in zip(seen, of_heard(source), strict=True)]
             sure = [confidence(row, self.calibrations, kind) for row in seen]
         with clock.stage("words"):
             texts = self.layout.texts(tokens)
@@ -196,7 +209,7 @@ class SpeechTranslator:
 
     def _autoregressive(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
         listener.limit = source.limits[0]
-        rows = self.model.ar.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
+        rows = self.baseline.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
         return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
     def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
@@ -212,7 +225,7 @@ class SpeechTranslator:
         if listener is not None:
             listener.graph(lattice.emissions[0], lattice.links[0])
         proposing = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
-        target = UnitTarget(self.model.ar)
+        target = UnitTarget(self.baseline)
         proposing.check(target)
         prompt = torch.full((len(source.states), 1), BOS, device=self.device)
         stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))  # the same limits as `ArDecoder.generate`
@@ -243,10 +256,14 @@ class SpeechTranslator:
             states[vertices[steps]]
             for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
         ]
-        return tokens, hidden, [1] * len(tokens), of_path(path.scores, path.lengths)
+        seen = of_path(path.scores, path.lengths)
+        if self.model.ar is None:  # no second opinion: the graph's own
+            own = of_vertices(lattice.emissions, path.vertices, path.tokens)
+            seen = [row | new for row, new in zip(seen, own, strict=True)]
+        return tokens, hidden, [1] * len(tokens), seen
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
-        """Turn log mels [(F, 80), ...] into samples [(F * 256,), ...] on the CPU, within [-1, 1]."""
+        """Turn log mels [(F, 80), ...] into samples [(T,), ...] on the CPU, within [-1, 1]."""
         spoken = [row for row, mel in enumerate(mels) if len(mel)]
         voices = [torch.zeros(0) for _ in mels]
         if spoken:
@@ -254,7 +271,7 @@ class SpeechTranslator:
             with torch.autocast(self.device.type, enabled=False):
                 samples = self.vocoder(batch.float(), lengths).float().clamp(-1, 1).cpu()
             for row, voice, length in zip(spoken, samples, lengths.tolist(), strict=True):
-                voices[row] = voice[: length * audio.HOP]
+                voices[row] = voice[: self.parts.mels.samples(length)]
         return voices
 
 

@@ -66,7 +66,10 @@ def nearest_errors(
         states, sizes = network.encode(features, frames)
         lattice = network.lattice(states, sizes, frames)
         path = lattice.path("lookahead")
-        counts = {"dag": path.tokens[0].tolist(), "ar": network.ar.generate(states, sizes, int(lattice.lengths[0]))[0]}
+        counts = {
+            "dag": path.tokens[0].tolist(),
+            "ar": network.baseline.generate(states, sizes, int(lattice.lengths[0]))[0],
+        }
         for name, tokens in counts.items():
             phones = [units[token] for token in tokens if token not in (-1, BOS, PAD, EOS)]
             errors[name].append(metrics.nearest_phone_errors(phones, row.units, row.references, lexicon))

@@ -194,7 +194,7 @@ class DASpeechModule(LightningModule):
         lattice = net.decoder(states, state_lengths, lengths, given)
         graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
         parts = {"dag": graph.value, "invalid": graph.invalid.float()}
-        logits = net.ar(batch.units[:, :-1], states, state_lengths)
+        logits = net.baseline(batch.units[:, :-1], states, state_lengths)
         parts["ar"] = losses.autoregressive_loss(logits, batch.units, self.options.label_smoothing)
         parts["loss"] = parts["dag"] + self.options.ar_weight * parts["ar"]
         if net.ctc is not None:
@@ -240,7 +240,7 @@ class DASpeechModule(LightningModule):
         limit = int(lattice.lengths.max())
         outputs = {
             "dag": [[unit for unit in row if unit not in (-1, BOS, PAD, EOS)] for row in path.tokens.tolist()],
-            "ar": net.ar.generate(states.float(), state_lengths, limit),
+            "ar": net.baseline.generate(states.float(), state_lengths, limit),
         }
         gold = [[unit for unit in row if unit not in (BOS, PAD, EOS)] for row in batch.units.tolist()]
         size = len(gold)
