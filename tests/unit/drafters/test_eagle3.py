@@ -11,8 +11,8 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.targets.text import TextTarget
 from mmdec.targets.media import MediaTarget
+from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Needs, Plan, Verdict
 from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, rounds_of, texts, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts

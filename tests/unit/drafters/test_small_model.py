@@ -16,8 +16,8 @@ from mmdec.decode.sampling import Sequences, Stop
 from mmdec.decode.tree import single
 from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
-from mmdec.targets.text import TextTarget
 from mmdec.targets.media import MediaTarget
+from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, InputError, Needs, Plan, Scores, Verdict
 from tests.support.blended_toy import Toy, start
 from tests.support.draft_networks import texts
