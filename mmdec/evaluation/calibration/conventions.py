@@ -25,6 +25,7 @@ from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
 
 BASE = 10000.0  # of rotations, where a config names none
+FACTORS = (2.0, 4.0)  # of rotations that are scaled linearly
 OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"
 CONVERT = "Convert the folder with `mmdec convert drafter`. "
 
@@ -51,6 +52,7 @@ class Variant:
     reader: Reader
     remedy: Remedy
     depth: int = 1
+    tries: int = 1  # readings among which this one was the best
 
 
 @dataclass(frozen=True)
@@ -132,35 +134,41 @@ def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: b
     yield from _columns(reader, folder, target, pictures)
 
 
+def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
+    """The layers that published rules give instead of those that are read, with the rules' names. depth: the target's
+    number of layers."""
+    layers = reader.layers
+    found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
+    if len(layers) == 3:
+        found.setdefault(default_layers(depth), "the default")
+    return {ids: name for ids, name in found.items() if ids != layers and all(0 <= layer < depth for layer in ids)}
+
+
+def other_layers(
+    reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
+) -> Variant:
+    """The variant that reads these layers. name: of the rule that gives them. tries: see `Variant`."""
+    three = isinstance(reader.network.config, Eagle3Config)
+    published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
+    remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
+    now = f"outputs of {_listed(reader.layers)}"
+    return Variant(convention, now, f"{name}: {_listed(ids)}", _with(reader, layers=ids), remedy, tries=tries)
+
+
 def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
     """The layers that are read, and whether the last one's features have passed the final norm."""
-    layers, seen = reader.layers, {reader.layers}
-    three = isinstance(reader.network.config, Eagle3Config)
-
-    def changed(convention: str, tried: str, ids: tuple[int, ...]) -> Iterator[Variant]:
-        if ids in seen or not all(-1 <= layer < depth for layer in ids):
-            return
-        seen.add(ids)
-        published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
-        remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
-        now = f"outputs of {_listed(layers)}"
-        yield Variant(convention, now, f"{tried}: {_listed(ids)}", _with(reader, layers=ids), remedy)
-
+    layers, last = reader.layers, depth - 1
     if min(layers) >= 0:
-        for step, name in ((1, "one higher"), (-1, "one lower")):
-            moved = tuple(layer + step for layer in layers)
-            if min(moved) >= 0:
-                yield from changed("layer ids", name, moved)
-        if len(layers) == 3:
-            yield from changed("layer ids", "the default", default_layers(depth))
-    last = depth - 1
+        for ids, name in layer_rules(reader, depth).items():
+            yield other_layers(reader, folder, ids, name)
     if -1 in layers:
-        stream = tuple(last if layer == -1 else layer for layer in layers)
-        yield from changed("final norm", "features before it", stream)
-        yield from changed("final norm", "the layer below", tuple(last - 1 if x == -1 else x for x in layers))
+        for replaced, name in ((last, "features before it"), (last - 1, "the layer below")):
+            if replaced >= 0:
+                ids = tuple(replaced if layer == -1 else layer for layer in layers)
+                yield other_layers(reader, folder, ids, name, "final norm")
     elif last in layers:
         normed = tuple(-1 if layer == last else layer for layer in layers)
-        yield from changed("final norm", "the last features after it", normed)
+        yield other_layers(reader, folder, normed, "the last features after it", "final norm")
 
 
 def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
@@ -228,13 +236,7 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
     base = rope.get("rope_theta")
     for theta, name in ((BASE, "the usual"), (base, "the model's")):
         if isinstance(theta, int | float) and theta > 0 and theta != config.rope_theta:
-            yield Variant(
-                "rope base",
-                f"{config.rope_theta:g}",
-                f"{name}, {theta:g}",
-                _with(reader, rope_theta=float(theta)),
-                folder.set({"rope_theta": float(theta)}, {folder.base(): float(theta)}),
-            )
+            yield other_base(reader, folder, float(theta), name)
         if theta == base:
             break  # both are the same
     if not isinstance(config, Eagle3Config):
@@ -246,10 +248,20 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
         published = {folder.rope(): {**kept, "rope_type": "default"} if kept else None}
         remedy = folder.set({"rope_scaling": None}, published)
         yield Variant("rope scaling", "as its config says", "none", _with(reader, rope_scaling=None), remedy)
-    elif scaling.get("rope_type") in SCALED_ROPE:
-        kept = {name: value for name, value in own.items() if name not in ("type", "rope_type")}
-        remedy = folder.set({"rope_scaling": scaling}, {folder.rope(): {**kept, **scaling}})
-        yield Variant("rope scaling", "none", "the model's", _with(reader, rope_scaling=scaling), remedy)
+        return
+    kept = {name: value for name, value in own.items() if name not in ("type", "rope_type")}
+    scalings: dict[str, dict[str, Any]] = {"the model's": scaling} if scaling.get("rope_type") in SCALED_ROPE else {}
+    scalings |= {f"linear, factor {factor:g}": {"rope_type": "linear", "factor": factor} for factor in FACTORS}
+    for name, settings in scalings.items():
+        remedy = folder.set({"rope_scaling": settings}, {folder.rope(): {**kept, **settings}})
+        yield Variant("rope scaling", "none", name, _with(reader, rope_scaling=settings), remedy)
+
+
+def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
+    """The variant with another base of rotary positions. name: where the base is from. tries: see `Variant`."""
+    remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
+    now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)
+    return Variant("rope base", now, f"{name}, {theta:g}", mended, remedy, tries=tries)
 
 
 MROPE = ("mrope_section", "mrope_interleaved")

@@ -7,7 +7,7 @@ folder. Mends are found one after another: each is measured on top of those befo
 
 The gain of a change is paired over the same places. Its interval is that of a ratio of sums over texts (blocks of
 `BLOCK` places where there are few texts), with Student's t. A change is named if its gain is at least `LEAST_GAIN` and
-its interval, at 95 % over all changes together (Bonferroni), lies above zero.
+its interval, at 95 % over all changes together (Bonferroni; `searches.py` counts all that it tried), lies above zero.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.evaluation.calibration import searches
 from mmdec.evaluation.calibration.conventions import Folder, Remedy, Variant, variants
 from mmdec.evaluation.calibration.own_texts import (
     OwnText,
@@ -48,8 +49,7 @@ from mmdec.types import Drafter, InputError, Needs, Plan
 TOKENS = 128  # of each answer
 CHAINS = range(1, 8)
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
-LEAST_GAIN = 0.01
-MOST_MENDS = 4
+LEAST_GAIN, MOST_MENDS = 0.01, 4
 FEW, BLOCK = 10, 32  # texts, and places of a block
 MOST_PAIRS = 16  # prompts that are answered with the chat template and without
 TEMPLATE = "chat template"
@@ -159,7 +159,8 @@ def examine(
         reader = Reader(loaded.network, ends.get_input_embeddings(), ends.get_output_embeddings())
         patient = _Network(reader, folder, model)
         templates += [not template] * has_template(model)
-    needs = Needs(layers=tuple(sorted({*patient.layers(), -1})), embeds=True)
+    columns = len(prompts) * (inputs_of(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
+    needs = Needs(layers=tuple(sorted({*patient.layers(columns), -1})), embeds=True)
 
     def written(asked: Asked, applied: bool) -> OwnText | None:
         return own_text(target, inputs_of(model, asked, applied), loaded, tokens, needs)
@@ -208,7 +209,7 @@ class _Other:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
 
-    def layers(self) -> set[int]:
+    def layers(self, columns: int) -> set[int]:
         """The target's layers whose features the texts must record."""
         return set(self.drafter.needs.layers)
 
@@ -231,10 +232,13 @@ class _Network:
     def __init__(self, reader: Reader, folder: Folder, model: Model) -> None:
         self.reader, self.folder, self.model = reader, folder, model
 
-    def layers(self) -> set[int]:
-        """The layers to record: the network's and those of all variants."""
-        tried = variants(self.reader, self.folder, self.model.model, True)
-        return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers)}
+    def layers(self, columns: int) -> set[int]:
+        """The layers to record in so many columns: the network's, those of all variants, and those to search."""
+        tried, every = (
+            variants(self.reader, self.folder, self.model.model, True),
+            searches.searchable(self.model.model, columns),
+        )
+        return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers), *every}
 
     def examined(
         self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
@@ -262,7 +266,9 @@ class _Network:
             conventions=tried,
             depths=depths,
             rounds=rounds,
-            notes=["No prompt has a picture: conventions of pictures were not tried."] * images,
+            notes=["No prompt has a picture: conventions of pictures were not tried."] * images
+            + [searches.UNSEARCHED]
+            * (not texts[0].context.features.keys() >= searches.searchable(self.model.model, 0)),
         )
 
     def _template(self, reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
@@ -311,22 +317,40 @@ def find_mends(
         layers that they hold are tried.
     Returns: what is off, in the order of mending; the other conventions on top of the mends; the mended reader.
     """
-    findings, done = list[Tried](), set[str]()
+    findings, done, given = list[Tried](), set[str](), reader
     pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
     while True:
         todo = [
             variant
-            for variant in variants(reader, folder, model, pictures)
+            for tried in (variants(reader, folder, model, pictures), searches.searched(reader, folder, model, texts))
+            for variant in tried
             if variant.convention not in done and recorded >= {*variant.reader.layers}
         ]
         now = [right_tokens(reader, text, 2) for text in texts]
-        rows = [_try(variant, now, texts, len(todo)) for variant in todo]
+        readings = sum(variant.tries for variant in todo)
+        rows = [_try(variant, now, texts, readings) for variant in todo]
         best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
         if best is None or best.verdict != OFF or len(done) == MOST_MENDS:
-            return findings, rows, reader
+            lost = _lost_head(given, texts) if _lost_head(reader, texts) else None
+            # what else gains beside a head that is lost says nothing
+            return ([lost], [], given) if lost else (findings, rows, reader)
         findings.append(best)
         done.add(best.convention)
         reader = todo[rows.index(best)].reader
+
+
+def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
+    """The finding that the network's LM head is not the one that it was trained with; None if it may be."""
+    fits = searches.fitted_head(reader, texts)
+    if fits is None:
+        return None
+    before, after = (accepted(hits) for hits in fits)
+    differences = [y - x for x, y in zip(*fits, strict=True)]
+    gain, certain = mean(differences), mean(differences, 0.01)
+    if verdict(gain.value, certain) != OFF or after.value < searches.LOST * before.value:
+        return None
+    now, remedy = searches.head_remedy(reader)
+    return Tried("LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, OFF, remedy)
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:

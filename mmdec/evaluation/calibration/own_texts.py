@@ -174,26 +174,53 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
     """For each depth k from 1: whether token k behind each root is drafted right where those before it were,
     (N + 1 - k,) bool; fewer depths if the answer is shorter."""
     network, begin, count = reader.network, text.prompt, text.places
+    prompted, embeds, hidden, past, own = _at_roots(reader, text)
+    answer = torch.tensor(text.answer, device=embeds.device)
+    found: list[Tensor] = []
+    for step in range(min(depth, count)):
+        if step:
+            # the chains behind all roots at once: a root's chain sees the text up to the root, and itself
+            states = _followed(reader, embeds[begin + step :], hidden[0, :-1], prompted.carry)
+            mask = _chain_mask(len(prompted.states), count, step, states)
+            hidden, pair = network.layer(states[None], own[None, step:], past, mask)
+            past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
+        drafted = network.token_ids(network.logits(hidden[0], reader.output).argmax(-1))
+        found.append((drafted == answer[1 + step :]).cpu())
+    return found
+
+
+def _at_roots(reader: Reader, text: OwnText) -> tuple[Prompted, Tensor, Tensor, Pair, Tensor]:
+    """Run the network over a text. Returns: its prompt, the embeddings (L, H), the states (1, N, H) from which the
+    first tokens are drafted, keys and values of all columns, the roots' positions (N,)."""
+    network, begin = reader.network, text.prompt
     embeds, features, visual = reader.rows(text)
     prompted = network.prompt(embeds[:begin], features[:begin], visual[:begin])
     positions, start = reader.positions(text, prompted)
     past: Pair | None = None
     if len(prompted.states):
         _, past = network.layer(prompted.states[None], positions)
-    own = torch.arange(start, start + count, device=embeds.device)
+    own = torch.arange(start, start + text.places, device=embeds.device)
     states = network.fuse(embeds[begin:], features[begin - 1 : -1], prompted.carry)
-    answer = torch.tensor(text.answer, device=embeds.device)
-    mask: Tensor | None = None
-    found: list[Tensor] = []
-    for step in range(min(depth, count)):
-        hidden, pair = network.layer(states[None], own[None, step:], past, mask)
-        past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
-        drafted = network.token_ids(network.logits(hidden[0], reader.output).argmax(-1))
-        found.append((drafted == answer[1 + step :]).cpu())
-        # the chains behind all roots at once: a root's chain sees the text up to the root, and itself
-        states = _followed(reader, embeds[begin + step + 1 :], hidden[0, :-1], prompted.carry)
-        mask = _chain_mask(len(prompted.states), count, step + 1, states)
-    return found
+    hidden, pair = network.layer(states[None], own[None], past)
+    past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
+    return prompted, embeds, hidden, past, own
+
+
+@torch.inference_mode()
+def root_states(reader: Reader, text: OwnText) -> Tensor:
+    """The network's states (N, H) from which the first tokens are drafted."""
+    return _at_roots(reader, text)[2][0]
+
+
+@torch.inference_mode()
+def surprise(reader: Reader, text: OwnText) -> Tensor:
+    """-log of the chance (n,) that the drafter gives the text's token as the first one, at the n <= N places whose
+    token it can draft."""
+    logits = reader.network.logits(root_states(reader, text), reader.output).float()
+    tokens = reader.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
+    answer = torch.tensor(text.answer[1:], device=logits.device)
+    known = (answer[:, None] == tokens).nonzero()  # place, and index in the draft vocabulary
+    return -logits.log_softmax(-1)[known[:, 0], known[:, 1]].cpu()
 
 
 def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
