@@ -7,6 +7,7 @@ Pickles and remote code are refused.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,12 @@ def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
     class ForPictures(kind):
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:
             super().__init__(image_processor, tokenizer, None, chat_template=chat_template, **options)
+
+        @staticmethod
+        def validate_init_kwargs(processor_config: Any, valid_kwargs: Any) -> Any:
+            """Keep a folder's fields that the whole processor reads, such as the number of an image's tokens."""
+            named = [name for name in inspect.signature(kind.__init__).parameters if name != "video_processor"]
+            return kind.validate_init_kwargs(processor_config, named)
 
     ForPictures.__name__ = kind.__name__
     return ForPictures

@@ -17,6 +17,7 @@ from mmdec.targets.registry import target_of
 from mmdec.types import InputError
 from tests.support.media_models import FOR, media_inputs, media_model
 from tests.support.pairwise import cover
+from tests.support.vision_drafters import DRAFTERS
 from tests.support.wild import Wild
 
 AXES = ("Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes
@@ -27,7 +28,7 @@ ROWS = {"none": [0], "one": [1], "three": [3], "batch": [2, 1, 0, 1]}  # images 
 GRID = {
     "family": NAMED,
     "rows": list(ROWS),
-    "drafter": ["lookup", "recycling", "wild"],
+    "drafter": ["lookup", "recycling", "wild", "eagle", "eagle3", "msd", "small"],
     "nodes": [None, 1, 5, (12, 4)],
     "sampled": [False, True],
 }
@@ -35,8 +36,9 @@ ENDS = [2, 5]
 HELD = [0, 60, 61, 62]  # padding and placeholders are no answers
 
 
-def drafter(name: str, wanted: Tensor) -> Any:
-    return Wild(0.3, wanted.tolist(), 0.9) if name == "wild" else name
+def drafter(name: str, wanted: Tensor, model: Any) -> Any:
+    """Networks of random weights read the model's states; "small" is a language model that reads text alone."""
+    return Wild(0.3, wanted.tolist(), 0.9) if name == "wild" else DRAFTERS[name](model, wanted.tolist())
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,8 @@ def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     else:
         torch.manual_seed(7)
         wanted = model.generate(**inputs, **options)
+    named = drafter(case["drafter"], wanted, model)
     torch.manual_seed(7)
-    named = drafter(case["drafter"], wanted)
     found = mmdec.generate(model, inputs, named, num_speculative_tokens=case["nodes"], **options)
     assert torch.equal(found.sequences, wanted)
 

@@ -79,11 +79,11 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
 
     Raises whatever the processor raises for images that it cannot take.
     """
-    pictures = [to_pil(pixels) for question in questions for pixels in question.pictures]
+    pictures = [[to_pil(pixels) for pixels in question.pictures] for question in questions]
     begin = vlm.tokenizer.bos_token
     processor: Any = vlm.processor  # each processor class has its own options
     inputs = processor(
-        images=pictures or None,
+        images=pictures if any(pictures) else None,
         text=list(texts),
         padding=True,
         padding_side="left",

@@ -1,0 +1,87 @@
+"""`mmdec.describe` and `mmdec.Chat` with a folder of each kind and its own processor: `generate`'s answers, token for
+token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmdec
+from mmdec.hub.vlm import load_vlm
+from mmdec.images import to_pil
+from tests.support.seeing_folders import FAMILIES, write
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "drafter": "lookup", "num_speculative_tokens": 4}
+SIZES = [(40, 60), (28, 28), (70, 30)]
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in SIZES]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def vlm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("seeing") / request.param
+    return load_vlm(write(request.param, folder))
+
+
+def inputs_of(vlm: Any, groups: list[list[np.ndarray]], texts: list[str]) -> Any:
+    """What the family's processor makes of questions."""
+    images = [[to_pil(pixels) for pixels in group] for group in groups]
+    return vlm.processor(
+        images=images if any(images) else None, text=texts, padding=True, padding_side="left", return_tensors="pt"
+    )
+
+
+def asked(vlm: Any, group: list[np.ndarray], prompt: str) -> str:
+    content = [*[{"type": "image"}] * len(group), {"type": "text", "text": prompt}]
+    return vlm.processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    ).removeprefix(vlm.tokenizer.bos_token)
+
+
+def ended(vlm: Any, tokens: list[int]) -> list[int]:
+    end = vlm.tokenizer.eos_token_id
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def test_answers_are_those_of_generate(vlm: Any, pictures: list[np.ndarray]) -> None:
+    """One question, and three together with one, two and no pictures; the model is found by its folder."""
+    groups, prompts = [[pictures[0]], pictures[1:], []], ["What is this?", "Where is the red star?", "It is 09:30."]
+    texts = [vlm.tokenizer.bos_token + asked(vlm, *question) for question in zip(groups, prompts, strict=True)]
+    wanted = []
+    for chosen in ([0], [0, 1, 2]):
+        inputs = inputs_of(vlm, [groups[index] for index in chosen], [texts[index] for index in chosen])
+        made = vlm.model.generate(**inputs, max_new_tokens=12, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+        wanted.append([ended(vlm, row) for row in made.tolist()])
+    alone = mmdec.describe(pictures[0], prompts[0], model=vlm.directory, **OPTIONS)
+    together = mmdec.describe([tuple(group) for group in groups], prompts, model=vlm.directory, **OPTIONS)
+    assert alone.tokens == wanted[0][0]
+    assert [answer.tokens for answer in together] == wanted[1]
+    assert len({tuple(answer.tokens) for answer in together}) > 1
+    assert alone.timings["vision"] > 0
+
+
+def test_a_chat_answers_as_the_whole_dialogue(vlm: Any, pictures: list[np.ndarray]) -> None:
+    """Three turns, with a picture, with another and with none, beside the dialogue from scratch."""
+    chat, shown = mmdec.Chat(model=vlm.directory, **OPTIONS), list[np.ndarray]()
+    for prompt, group in (("What is this?", pictures[:1]), ("And this?", pictures[1:2]), ("Why?", [])):
+        before = len(chat.tokens)
+        answer = chat.ask(prompt, tuple(group))
+        shown += group
+        kept = answer.tokens[:-1] if answer.tokens[-1] == vlm.tokenizer.eos_token_id else answer.tokens
+        ids = torch.tensor([chat.tokens[: len(chat.tokens) - len(kept)]])
+        assert ids.shape[1] > before
+        inputs = dict(inputs_of(vlm, [[pixels] for pixels in shown], [vlm.image_token] * len(shown)))
+        inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for name in ("token_type_ids", "mm_token_type_ids"):
+            if name in inputs:
+                inputs[name] = (ids == vlm.model.config.image_token_id).long()
+        made = vlm.model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+        assert answer.tokens == ended(vlm, made.tolist())
