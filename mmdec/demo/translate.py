@@ -39,6 +39,7 @@ WAYS = {
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",
     "one by one (autoregressive)": "autoregressive",
     "by the graph, link and piece together (lookahead)": "lookahead",
+    "by the graph, with what English words look like (beam)": "beam",
     "by the graph, link by link (greedy)": "greedy",
     "by the graph, the most probable path (Viterbi)": "viterbi",
     "by the graph, the most probable path and pieces (Joint-Viterbi)": "joint-viterbi",

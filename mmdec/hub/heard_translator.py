@@ -1,10 +1,9 @@
 """Reads and writes translators of human speech (`mmdec.nn.heard_translator`): networks, tables and a voice.
 
 A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors and model.safetensors (head, reader and
-decoders), both with 8-bit matrices, ngram.safetensors (of
-French pieces; may be absent), voice.safetensors and vocoder.safetensors; pieces.json (the head's French pieces),
-english.json (the decoders' English pieces), phones.json and pronunciation.tsv; README.md (the card) and
-provenance.json.
+decoders) and voice.safetensors with 8-bit matrices, vocoder.safetensors; ngram.safetensors (of French pieces) and
+english_ngram.safetensors, both of which may be absent; pieces.json (the head's French pieces), english.json (the
+decoders' English pieces), phones.json and pronunciation.tsv; README.md (the card) and provenance.json.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from mmdec.types import InputError
 LAYOUT = "pieces"
 TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
-NGRAM = "ngram.safetensors"  # optional
+NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}  # optional: French, English
 MOST_ENTRIES = 4_000_000  # of the n-gram
 NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
 POSITIONS = "encoder.embed_positions.weight"  # every Whisper's are sinusoids, which are not stored
@@ -102,7 +101,7 @@ def save_heard(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory: the networks' matrices in 8 bits, the voice and the vocoder in half precision.
+    """Write a model's directory: the networks' matrices in 8 bits, the vocoder in half precision.
 
     card, provenance: as for `save_model`. If writing fails, the old directory stays as it was.
     """
@@ -127,9 +126,10 @@ def save_heard(
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_encoder(fresh, encoder, parts.model.sizes.encoder)
         save_file(packed_rows(state), fresh / "model.safetensors")
-        if parts.model.ngram is not None:
-            save_file(parts.model.ngram.arrays, fresh / NGRAM)
-        save_file(half(parts.voice.state_dict()), fresh / "voice.safetensors")
+        for name, file in NGRAMS.items():
+            if (ngram := getattr(parts.model, name)) is not None:
+                save_file(ngram.arrays, fresh / file)
+        save_file(packed_rows(parts.voice.state_dict()), fresh / "voice.safetensors")
         save_file(half(vocoder.state_dict()), fresh / VOCODER)
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
@@ -164,7 +164,7 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
     encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
     state = unpack_rows(read_weights([encoder, rest]))
     check_finite_weights(state, directory)  # a scale may be too large for its row
-    spoken_state = read_weights([spoken])
+    spoken_state = unpack_rows(read_weights([spoken]))
     check_counts(config["architecture"], state)
     check_counts(config["voice"], spoken_state)
     sizes = HeardTranslatorConfig.from_dict(config["architecture"])
@@ -175,13 +175,9 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
         )
     state.setdefault(POSITIONS, sinusoid_positions(sizes.encoder))
     model = fill(lambda: HeardTranslator(sizes), state, "model", directory)
-    if (directory / NGRAM).exists():
-        arrays = read_weights([checked_file(directory, NGRAM)])
-        if sum(tensor.numel() for tensor in arrays.values()) > MOST_ENTRIES:
-            raise InputError(
-                f"`model` must have an n-gram of at most {MOST_ENTRIES} numbers, but '{directory}' has more."
-            )
-        model.ngram = PieceNGram(sizes.head.pieces, arrays)
+    for name, count in (("ngram", sizes.head.pieces), ("written", sizes.reader.units)):
+        if (directory / NGRAMS[name]).exists():
+            setattr(model, name, _read_ngram(directory, NGRAMS[name], count))
     pieces, english = table(directory, "pieces.json", HEARD), table(directory, "english.json", WRITTEN)
     for name, count, wanted in (
         ("pieces.json", len(pieces), sizes.head.pieces),
@@ -207,6 +203,13 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
     return HeardParts(
         model, voice, own, pieces, english, tuple(phones), speller, file, decoding, directory.name, directory
     )
+
+
+def _read_ngram(directory: Path, file: str, pieces: int) -> PieceNGram:
+    arrays = read_weights([checked_file(directory, file)])
+    if sum(tensor.numel() for tensor in arrays.values()) > MOST_ENTRIES:
+        raise InputError(f"`model` must have n-grams of at most {MOST_ENTRIES} numbers, but '{directory}' has more.")
+    return PieceNGram(pieces, arrays)
 
 
 def table(directory: Path, name: str, special: tuple[str, ...]) -> Pieces:

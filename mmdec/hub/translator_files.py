@@ -15,7 +15,7 @@ from mmdec.nn.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder, VocoderConf
 from mmdec.types import InputError, MmdecError
 
 VOCODER = "vocoder.safetensors"
-GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi")
+GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
 STRATEGIES = (*GRAPH_STRATEGIES, "autoregressive", "verified")
 
 

@@ -65,6 +65,11 @@ class Lattice:
         """Log-probabilities of all units, fp32: (B, L, V). Training needs only some: see `matches`."""
         return self.logits.float().log_softmax(-1)
 
+    @property
+    def scores(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What chooses a path: emissions (B, L, V), links (B, L, L), lengths (B,)."""
+        return self.emissions, self.links, self.lengths
+
     def matches(self, units: Tensor) -> Tensor:
         """log P(y_t | v_j) of units (B, M): (B, M, L), without a log-softmax of the whole vocabulary."""
         return log_softmax_gather(self.logits, units)

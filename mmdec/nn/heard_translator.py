@@ -57,9 +57,11 @@ class HeardTranslator(PiecesToUnits):
     """The whole model except the voice. `reader`, `ar` and `decoder` are those of `PiecesToUnits`.
 
     ngram: French pieces; with it a beam search reads the head's frames. None: the best path alone.
+    written: English pieces, for the strategy "beam".
     """
 
     ngram: PieceNGram | None = None
+    written: PieceNGram | None = None
 
     def __init__(self, config: HeardTranslatorConfig) -> None:
         super().__init__(config.reader)

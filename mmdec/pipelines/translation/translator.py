@@ -32,6 +32,7 @@ from mmdec.nn.ar_decoder import ArDecoder
 from mmdec.nn.dag_decoder import BOS
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.source import Source
+from mmdec.ops.dag_beam import beam_path
 from mmdec.pipelines.confidence import Calibration, confidence
 from mmdec.pipelines.translation.evidence import of_heard, of_path, of_vertices, second_opinion
 from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
@@ -241,12 +242,17 @@ class SpeechTranslator:
 
     def _graph(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
-        path = lattice.path(
-            strategy,
-            lookahead_weight=self.decoding.lookahead_weight,
-            length_penalty=self.decoding.length_penalty,
-            collapse=self.decoding.collapse,
-        )
+        collapse = self.decoding.collapse
+        if strategy == "beam":
+            ngram = getattr(self.model, "written", None)
+            path = beam_path(*lattice.scores, ngram, collapse=collapse, specials=SPECIALS, bos=BOS, eos=EOS)
+        else:
+            path = lattice.path(
+                strategy,
+                lookahead_weight=self.decoding.lookahead_weight,
+                length_penalty=self.decoding.length_penalty,
+                collapse=collapse,
+            )
         listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
         real = path.tokens >= SPECIALS  # (B, K); padding is -1
         keep = [row.nonzero()[:, 0] for row in real]

@@ -14,7 +14,7 @@ python -m mmdec.training.reader.export --model daspeech-everyday --head runs/ctc
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,7 @@ from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.nn.voice import PhoneVoice
 from mmdec.phonetics.ngram import END, START, NGram
-from mmdec.phonetics.pieces import HEARD, Pieces, heard
+from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.text_pairs import read_training_pairs
@@ -56,10 +56,11 @@ class Runs:
     pronunciation: Path | None = None
     vocoder: Path | None = None
     ngram: list[Path] | None = None
+    english_ngram: list[Path] | None = None
     model: str | None = None
 
 
-OPTIONAL = ("ngram", "model")
+OPTIONAL = ("ngram", "english_ngram", "model")
 NGRAM_ENTRIES = 80_000  # of its trigrams: 0.7 MB
 LEVELS = 255  # of its stored log-probabilities
 
@@ -100,10 +101,12 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.state_dict().items()}
     model.load_state_dict(state | reader)
+    model.ngram = base.model.ngram if runs.model else None
+    model.written = base.model.written if runs.model else None
     if runs.ngram:
-        model.ngram = piece_ngram(runs.ngram, pieces)
-    elif runs.model:
-        model.ngram = base.model.ngram
+        model.ngram = french_ngram(runs.ngram, pieces)
+    if runs.english_ngram:
+        model.written = english_ngram(runs.english_ngram, english)
     voice, phones = read_voice(runs.voice) if runs.voice else (base.voice, base.phones)
     pronunciation = runs.pronunciation or base.pronunciation
     graph = model.decoder is not None
@@ -125,11 +128,20 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     return save_heard(out, parts, card=card, provenance={"training": training})
 
 
-def piece_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
+def french_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
     """A trigram of the pieces of all French training sentences of folders of pairs, each sentence once."""
-    texts = dict.fromkeys(heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
-    sentences = ([str(piece) for piece in pieces.encode(text)] for text in texts)
-    known = (str(piece) for piece in range(len(HEARD), len(pieces)))
+    return _piece_ngram((heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs), pieces, HEARD)
+
+
+def english_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
+    """A trigram of the pieces of all English training sentences of folders of pairs, each sentence once."""
+    texts = (text for pairs in read_training_pairs(folders) for pair in pairs for text in pair.references)
+    return _piece_ngram(texts, pieces, WRITTEN)
+
+
+def _piece_ngram(texts: Iterable[str], pieces: Pieces, special: Sequence[str]) -> PieceNGram:
+    sentences = ([str(piece) for piece in pieces.encode(text)] for text in dict.fromkeys(texts))
+    known = (str(piece) for piece in range(len(special), len(pieces)))
     return packed(NGram.build(sentences, order=3, vocabulary=known, max_entries=NGRAM_ENTRIES), len(pieces))
 
 
@@ -220,6 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("head", "pieces", "reader", "english", "voice", "pronunciation", "vocoder"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--ngram", type=Path, nargs="+", help="folders of text whose French spells what is heard")
+    parser.add_argument("--english-ngram", type=Path, nargs="+", help="folders whose English guides the beam search")
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
     parser.add_argument("--strategy", choices=STRATEGIES, help="where a caller names none")
     parser.add_argument("--out", type=Path, default=Path("runs/daspeech-everyday"))

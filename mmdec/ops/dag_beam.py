@@ -1,0 +1,152 @@
+"""Reads a lattice by a beam search that an n-gram of its tokens guides (Huang et al. 2022, section 3.3).
+
+A vertex's best token is chosen without a look at the tokens beside it, so that a path may join pieces of two different
+words. An n-gram, which text alone trains, knows what follows what. The search goes from vertex to vertex, keeps the
+best texts that end on each, and adds up the probabilities of all paths to the same text. The score of a text Y is
+
+log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and log P(Y | X) alone without an n-gram.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from mmdec.ops.dag import checked_lengths
+from mmdec.ops.dag_decode import LatticePath
+
+TEXTS, TOKENS, JUMPS = 5, 3, 5  # texts kept on a vertex, tokens that it may emit, and jumps from it
+LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # log-probability of a token and of a jump that are followed
+WEIGHT, BONUS = 0.7, 2.5
+
+
+class Trigram(Protocol):
+    """A trigram of tokens. `pieces`: number of tokens; a text's start is the token `pieces`, its end `pieces + 1`."""
+
+    pieces: int
+
+    def score(self, before: int, last: int, piece: int) -> float:
+        """ln P(piece | before, last)."""
+        ...
+
+
+@final
+@dataclass
+class _Text:
+    """A text that ends on a vertex: the log-probability of all its paths, the n-gram's, and its likeliest path."""
+
+    chance: float
+    known: float
+    best: float
+    vertices: tuple[int, ...]
+
+
+def beam_path(
+    emissions: Tensor,
+    links: Tensor,
+    graph_lengths: Tensor,
+    ngram: Trigram | None = None,
+    *,
+    collapse: bool = False,
+    specials: int = 3,
+    bos: int = 0,
+    eos: int = 2,
+) -> LatticePath:
+    """Decode each lattice to the text of the highest score. Padding is never read.
+
+    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,) vertices.
+    ngram: of the tokens; None: the graph alone decides.
+    collapse: a vertex that emits its predecessor's token adds nothing to the text.
+    specials: tokens below this id are no text; a vertex that emits one adds nothing.
+    bos, eos: the tokens of the first and the last vertex.
+    Returns: a path, as `decode_lattice` does, of the likeliest one to that text. Where no text is likely enough, it is
+        empty, with a score of -inf.
+    Source: Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
+    """
+    ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
+    emissions, links = emissions.detach().float().cpu(), links.detach().float().cpu()
+    rows, scores = [], []
+    for row, end in enumerate(ends.tolist()):
+        own = emissions[row, : end + 1]
+        first, last = float(own[0, bos]), float(own[end, eos])
+        text, found = _search(own, links[row, : end + 1, : end + 1], ngram, collapse, specials)
+        scores.append(first + found.best + last if end else first)
+        tokens, vertices = [bos, *text, eos], [0, *found.vertices, end]
+        rows.append((tokens, vertices) if end else (tokens[:1], vertices[:1]))
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
+    width = int(lengths.max())
+    tokens, vertices = (
+        torch.tensor([[*part, *[-1] * (width - len(part))] for part in parts]).to(ends.device)
+        for parts in zip(*rows, strict=True)
+    )
+    return LatticePath(tokens, vertices, lengths.to(ends.device), torch.tensor(scores, device=ends.device))
+
+
+def _search(
+    emissions: Tensor, links: Tensor, ngram: Trigram | None, collapse: bool, specials: int
+) -> tuple[tuple[int, ...], _Text]:
+    """The best text of one lattice of emissions (L, V) and links (L, L), and what is known of it."""
+    end = len(emissions) - 1
+    likely, tokens = (part.tolist() for part in emissions.topk(min(TOKENS, emissions.size(1)), -1))
+    chances, jumps = (part.tolist() for part in links.topk(min(JUMPS, end + 1), -1))
+    weight, bonus = (0.0, 0.0) if ngram is None else (WEIGHT, BONUS)
+
+    def value(item: tuple[tuple[int, ...], _Text]) -> float:
+        text, found = item
+        return found.chance + weight * found.known + bonus * len(text)
+
+    kept: list[dict[tuple[int, ...], _Text]] = [{} for _ in range(end + 1)]
+    kept[0][()] = _Text(0.0, 0.0, 0.0, ())
+    for vertex in range(end):
+        best = heapq.nlargest(TEXTS, kept[vertex].items(), key=value)
+        for jump, following in zip(chances[vertex], jumps[vertex], strict=True):
+            if jump < LEAST_JUMP or following <= vertex:
+                continue
+            if following == end:
+                choices: list[tuple[float, int]] = [(0.0, -1)]
+            else:
+                choices = list(zip(likely[following], tokens[following], strict=True))
+            for text, found in best:
+                for emitted, token in choices:
+                    if emitted < LEAST_TOKEN:
+                        continue
+                    longer, vertices, known = text, found.vertices, found.known
+                    if following == end:
+                        known += _score(ngram, text, None)
+                    elif token >= specials and not (collapse and text and token == text[-1]):
+                        longer, vertices = (*text, token), (*vertices, following)
+                        known += _score(ngram, text, token)
+                    _keep(
+                        kept[following],
+                        longer,
+                        _Text(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
+                    )
+        kept[vertex] = {}  # nothing goes back to it
+    if not kept[end]:
+        return (), _Text(-math.inf, 0.0, -math.inf, ())
+    return max(kept[end].items(), key=value)
+
+
+def _score(ngram: Trigram | None, text: Sequence[int], token: int | None) -> float:
+    """The n-gram's log-probability of a token after a text. None: the text's end."""
+    if ngram is None:
+        return 0.0
+    start = ngram.pieces
+    last = text[-1] if text else start
+    return ngram.score(text[-2] if len(text) > 1 else start, last, start + 1 if token is None else token)
+
+
+def _keep(texts: dict[tuple[int, ...], _Text], text: tuple[int, ...], new: _Text) -> None:
+    """Add the paths of `new` to those of the same text."""
+    old = texts.get(text)
+    if old is None:
+        texts[text] = new
+        return
+    more, less = max(old.chance, new.chance), min(old.chance, new.chance)
+    old.chance = more + math.log1p(math.exp(less - more))
+    if new.best > old.best:
+        old.best, old.vertices = new.best, new.vertices
