@@ -3,6 +3,11 @@
 Every output of the target, at accepted and rejected nodes alike, replaces the successors of that node's token (section
 3.1 of the paper). A draft is a fixed tree over the successors, cut to the plan (section 3.2). No weights, no training;
 written from the paper.
+
+One token says little of the next where a text repeats a passage. So where the last two tokens or more occurred before,
+what followed them comes first on the tree's best path, if it has been right more often than the best successor (the
+choice between the two as in SAM-Decoding, Hu et al. 2024). How often each is right is counted as the text grows, prompt
+included; a chain ends where its next token is too unlikely (`Plan.threshold`).
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.tree import Path, likeliest_paths, top_indices, trees_from_lists
+from mmdec.drafters.lookup import FADE, Row
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
 WIDTH = 8  # successors stored for each token
@@ -24,15 +30,32 @@ HIT = 0.85  # assumed chance that some successor is right
 # The chance that the k-th successor is right falls as 1 / k^1.7. This gives levels of 8, 21, 25, 18, 6, 1, 1 nodes (in
 # the paper 8, 21, 25, 15, ...).
 DECAY = 1.7
+MATCH, LONGEST = 2, 3  # tokens of a passage that occurred before
+TOLD, RIGHT = 4.0, 1.0  # before any is counted: so many best successors, so many of them right
 
 
 @final
 class Successors:
-    """A run's matrix: each token's successors, best first. Rows of the batch share it, which only affects drafts."""
+    """A run's matrix: each token's successors, best first. Rows of the batch share it, which only affects drafts.
+
+    rows: each row's text.
+    """
 
     def __init__(self, warm: Tensor | None) -> None:
         self._warm = warm
         self._seen: dict[int, list[int]] = {}
+        self._told, self._right = TOLD, RIGHT
+        self.rows: list[Row] = []
+
+    @property
+    def chance(self) -> float:
+        """How often the best successor has been right so far, in [0, 1]."""
+        return self._right / self._told
+
+    def count(self, token: int, successor: int) -> None:
+        """Count whether the best successor of a token is the one that followed, if there is one."""
+        if best := self.of(token)[:1]:
+            self._told, self._right = FADE * self._told + 1, FADE * self._right + (best[0] == successor)
 
     def of(self, token: int) -> list[int]:
         successors = self._seen.get(token)
@@ -53,7 +76,7 @@ class Successors:
 class Recycling:
     """Drafts trees of tokens that the target found likely after the same token earlier."""
 
-    needs = Needs()
+    needs = Needs(stops=True)
 
     def __init__(self, warm: Tensor | None = None) -> None:
         """warm: (V, 8) int64, initial successors of each token, best first, -1 for none; it is copied. None: empty."""
@@ -84,32 +107,48 @@ class Recycling:
         for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
             text = [token for token, kept in zip(tokens, mask, strict=True) if kept]
             for token, successor in pairwise(text):
+                memory.count(token, successor)
                 memory.put_first(token, successor)
+            memory.rows.append(Row(text, LONGEST))
         return memory
 
     def propose(self, memory: Successors, roots: Tensor, plan: Plan) -> Draft:
-        """Draft the best nodes of the tree template whose tokens are known; if the plan is a chain, the best
-        successors."""
-        depth = min(plan.depth, plan.nodes)
-        template = tree_template(max(plan.nodes, NODES), depth) if depth < plan.nodes else chain_template(depth)
+        """Draft the best nodes of the tree template whose tokens are known; if the plan is a chain, the best path, as
+        far as it is likely enough."""
         trees = []
-        for root in roots.tolist():
+        for root, row in zip(roots.tolist(), memory.rows, strict=True):
+            copied, depth = list[int](), min(plan.depth, plan.nodes)
+            if (chance := row.chance(MATCH)) > memory.chance and (matches := row.matches(MATCH)):
+                copied = row.copy(matches[0], depth)
+            if depth < plan.nodes:
+                template = tree_template(max(plan.nodes, NODES), depth)
+            elif copied:
+                template = chain_template(depth * (chance >= plan.threshold))
+            else:
+                template = chain_template(
+                    sum(memory.chance**length >= plan.threshold for length in range(1, depth + 1))
+                )
             tokens: dict[Path, int] = {(): root}
-            below: dict[Path, list[int]] = {(): memory.of(root)}
+            below: dict[Path, list[int]] = {(): _first(copied[:1], memory.of(root))}
             for path in template:
                 if len(tokens) > plan.nodes:
                     break
                 successors = below.get(path[:-1], ())
                 if path[-1] < len(successors):
                     token = tokens[path] = successors[path[-1]]
-                    below[path] = memory.of(token)
+                    below[path] = _first([] if any(path) else copied[len(path) : len(path) + 1], memory.of(token))
             # depth first: if the likeliest path is accepted, the cache needs no moves
             nodes = {path: node for node, path in enumerate(sorted(tokens))}
             trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))
         return trees_from_lists(roots, trees)
 
     def update(self, memory: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Store each node's top tokens as its token's successors; if a token occurs twice, the accepted node counts."""
+        """Store each node's top tokens as its token's successors; if a token occurs twice, the accepted node counts.
+        Append the round's tokens to the texts."""
+        for row, said, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for token in said[:length]:
+                memory.count(row.text[-1], token)
+                row.add(token)
         rows = top_indices(scores.logits, WIDTH).tolist()
         trees = zip(draft.tokens.tolist(), draft.size.tolist(), verdict.path.tolist(), rows, strict=True)
         for tokens, size, path, successors in trees:
@@ -117,7 +156,13 @@ class Recycling:
                 memory.replace(tokens[node], successors[node])
 
     def select(self, memory: Successors, live: Tensor) -> None:
-        """Nothing to do: the matrix belongs to all rows."""
+        """Keep only the texts of the rows whose indices are in `live` (K,) int64; the matrix belongs to all rows."""
+        memory.rows = [memory.rows[index] for index in live.tolist()]
+
+
+def _first(best: list[int], successors: list[int]) -> list[int]:
+    """The successors behind a better one, if there is one."""
+    return [*best, *(token for token in successors if token not in best)]
 
 
 @lru_cache(maxsize=64)

@@ -82,11 +82,31 @@ def test_template_is_a_tree_and_its_beginning_too(nodes: int, depth: int) -> Non
 
 def test_best_path_lies_next_to_the_root() -> None:
     drafter = Recycling()
-    memory = drafter.start(context([[1, 2, 3, 1, 2, 4, 1, 2, 3, 1]]))
+    memory = drafter.start(context([[1, 2, 4, 1, 2, 3, 1]]))
     draft = drafter.propose(memory, torch.tensor([1]), Plan(9, 3))
     assert draft.tokens[0, :4].tolist() == [1, 2, 3, 1]
     assert draft.parents[0, :4].tolist() == [-1, 0, 1, 2]
     assert int(draft.size) > 4
+
+
+def test_a_repeated_passage_comes_before_the_best_successors() -> None:
+    drafter = Recycling()
+    memory = drafter.start(context([[8, 1, 2, 5, 6, 3, 2, 7, 8, 1, 2]]))  # 2 -> 7 came last, but 8, 1, 2 -> 5
+    root = torch.tensor([2])
+    assert drafter.propose(memory, root, Plan(3, 3)).tokens.tolist() == [[2, 5, 6, 3]]
+    tree = drafter.propose(memory, root, Plan(4, 2))
+    assert tree.tokens.tolist() == [[2, 5, 6, 7, 8]]
+    assert tree.parents.tolist() == [[-1, 0, 1, 0, 3]]
+    assert int(drafter.propose(memory, root, Plan(3, 3, threshold=0.9)).size) == 1  # nothing is so sure
+
+
+def test_a_chain_of_successors_ends_where_it_is_unlikely() -> None:
+    drafter = Recycling()
+    memory = drafter.start(context([[4, 5] * 6 + [7, 7]]))  # 7, 7 is new
+    sizes = [
+        int(drafter.propose(memory, torch.tensor([7]), Plan(7, 7, threshold=part)).size) for part in (0.9, 0.5, 0.0)
+    ]
+    assert sizes[0] == 1 < sizes[1] < sizes[2] == 8
 
 
 def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
