@@ -82,12 +82,16 @@ def test_rows_of_a_batch_are_as_alone(seed: int) -> None:
     for row, (own, jumps) in enumerate(rows):
         alone = beam_path(own[None], jumps[None], torch.tensor([len(own)]), Ngram())
         count = int(alone.lengths[0])
-        assert path.tokens[row, :count].equal(alone.tokens[0]) and bool((path.tokens[row, count:] == -1).all())
-        assert path.vertices[row, :count].equal(alone.vertices[0]) and path.scores[row] == alone.scores[0]
-        assert bool((alone.vertices[0].diff() > 0).all()) and alone.vertices[0, -1] == len(own) - 1
+        assert path.tokens[row, :count].equal(alone.tokens[0])
+        assert bool((path.tokens[row, count:] == -1).all())
+        assert path.vertices[row, :count].equal(alone.vertices[0])
+        assert path.scores[row] == alone.scores[0]
+        assert bool((alone.vertices[0].diff() > 0).all())
+        assert alone.vertices[0, -1] == len(own) - 1
 
 
 def test_an_impossible_lattice_has_an_empty_text() -> None:
     emissions = torch.zeros(1, 4, 6).log_softmax(-1)
     path = beam_path(emissions, torch.full((1, 4, 4), -torch.inf), torch.tensor([4]))
-    assert path.tokens.tolist() == [[BOS, EOS]] and path.scores.tolist() == [-math.inf]
+    assert path.tokens.tolist() == [[BOS, EOS]]
+    assert path.scores.tolist() == [-math.inf]
