@@ -21,7 +21,7 @@ from mmdec.ops.dag_decode import LatticePath
 
 TEXTS, TOKENS, JUMPS = 5, 3, 5  # texts kept on a vertex, tokens that it may emit, and jumps from it
 LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # log-probability of a token and of a jump that are followed
-WEIGHT, BONUS = 0.7, 2.5
+WEIGHT, BONUS = 0.7, 3.0
 
 
 class Trigram(Protocol):
