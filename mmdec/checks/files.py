@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmdec.types import InputError
+from mmdec.types import InputError, MmdecError
 
 PART = ".mmdec-"  # prefix of files that are not complete yet
 KINDS = (
@@ -160,3 +160,14 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"'{path}' must hold a JSON object, but holds another value. Write it anew, or remove it.")
     return found
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Readable JSON. Bytes of a file name that are not valid UTF-8 are escaped, so that JSON readers get the same
+    name."""
+    return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def failure(error: Exception) -> str:
+    """The one-line message for an input that failed. Errors other than mmdec's own include their type."""
+    return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"

@@ -12,18 +12,18 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.arguments import check_threads
-from mmdec.checks.files import printable
+from mmdec.checks.files import failure, json_text, printable
 from mmdec.cli.files import (
     PICTURES,
-    failure,
     input_files,
-    json_text,
     output_paths,
     together_as_one,
     try_write,
 )
-from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar, results_of
+from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar
+from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence, Model, Threads, dtype_or_quick
+from mmdec.pipelines.many import results_of
 
 if TYPE_CHECKING:
     from mmdec.hub.vlm import LoadedVlm
@@ -56,6 +56,7 @@ BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Questions in a
 NewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens. Default: the model's.")]
 
 
+@spreading
 def describe(
     images: Images,
     prompt: Prompt = "Describe this image.",
@@ -72,6 +73,7 @@ def describe(
     threads: Threads = None,
     min_confidence: MinConfidence = None,
     compare: Compare = False,
+    spread: Spread = Spread(),
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
 
@@ -81,14 +83,6 @@ def describe(
         raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
     suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
     check_threads(threads)
-    files = input_files(images, "image", PICTURES, output)
-    questions = [together_as_one(files)] if together else files
-    targets: list[Path | None] = [None] * len(questions)
-    if output is not None:
-        sources = [file.path for file in files]
-        targets = [*output_paths(sources, output, (".txt", ".json"), suffix, len(questions))]
-    jobs = Jobs(questions, targets, model)
-    comparer = Comparer(compare, drafter, stream=stream)
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
         "batch_size": 1 if stream or compare else batch_size,
@@ -97,6 +91,18 @@ def describe(
         "min_confidence": min_confidence,
         **({"do_sample": False} if compare else {}),
     }
+    if spread.wanted(images):
+        work = Work("describe", model, options=options | {"prompt": prompt}, device=device, dtype=dtype)
+        refused = {"compare": compare, "stream": stream, "together": together}
+        return spread.run(work, images, output, ("image", PICTURES), refused)
+    files = input_files(images, "image", PICTURES, output)
+    questions = [together_as_one(files)] if together else files
+    targets: list[Path | None] = [None] * len(questions)
+    if output is not None:
+        sources = [file.path for file in files]
+        targets = [*output_paths(sources, output, (".txt", ".json"), suffix, len(questions))]
+    jobs = Jobs(questions, targets, model)
+    comparer = Comparer(compare, drafter, stream=stream)
     with loading(model, quiet=as_json):
         vlm = _load(model, device, dtype)
     asked: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]

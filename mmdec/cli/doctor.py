@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdec.checks.files import printable
-from mmdec.cli.files import json_text
+from mmdec.checks.files import json_text, printable
 from mmdec.cli.jobs import loading
 from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, log
 

@@ -7,15 +7,14 @@ detected from its content.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from mmdec import InputError, MmdecError
-from mmdec.checks.files import open_regular, printable, reason, shown_path, write_whole
+from mmdec import InputError
+from mmdec.checks.files import failure, open_regular, printable, reason, shown_path, write_whole
 
 SOUNDS = (
     *(".wav", ".flac", ".ogg", ".oga", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64"),
@@ -126,20 +125,9 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, text.encode("utf-8"))
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
-    """Readable JSON. Bytes of a file name that are not valid UTF-8 are escaped, so that JSON readers get the same
-    name."""
-    return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
-
-
 def unwritten(path: Path, error: OSError) -> str:
     """The message for an output that could not be written."""
     return f"the output '{printable(str(path))}' cannot be written: {reason(error)}"
-
-
-def failure(error: Exception) -> str:
-    """The one-line message for an input that failed. Errors other than mmdec's own include their type."""
-    return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"
 
 
 def try_write(target: Path | None, text: str) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, final
 
 import typer
 
-from mmdec import InputError, MmdecError
+from mmdec import InputError
 from mmdec.checks.files import printable
-from mmdec.cli.files import InputFile, failure
+from mmdec.cli.files import InputFile
 from mmdec.pipelines.comparison import verdict
 
 LIKELY_WRONG = 0.5  # a lower confidence causes a warning
@@ -239,19 +239,3 @@ class Comparer:
     def code(self) -> int:
         """The exit code: 2 if a text differed."""
         return DIFFERS if self._differs else 0
-
-
-def results_of(batch: list[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """For each member of a batch, its result or an error message."""
-    from mmdec import BatchError
-
-    try:
-        return [*call(batch)]
-    except BatchError as error:
-        return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
-    except MmdecError:
-        raise  # wrong arguments: not caused by an input
-    except Exception as error:  # caused by an unknown input: try each alone
-        if len(batch) == 1:
-            return [failure(error)]
-        return [result for member in batch for result in results_of([member], call)]

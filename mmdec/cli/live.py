@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 from mmdec import InputError
-from mmdec.cli.files import json_text
+from mmdec.checks.files import json_text
 from mmdec.cli.options import STDOUT
 from mmdec.pipelines.transcription.transcript import clock, srt, vtt
 

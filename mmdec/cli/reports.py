@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import typer
 
 from mmdec import InputError
-from mmdec.checks.files import printable
-from mmdec.cli.files import json_text, write_text
+from mmdec.checks.files import json_text, printable
+from mmdec.cli.files import write_text
 from mmdec.cli.options import STDOUT
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_json
 

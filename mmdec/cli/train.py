@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from mmdec.checks.arguments import check_finite
-from mmdec.cli.files import json_text
+from mmdec.checks.files import json_text
 from mmdec.cli.jobs import progress_bar
 from mmdec.cli.options import OWN_PROMPT, AsJson, Model, VerbGroup, as_verb, log
 from mmdec.cli.reports import print_result

@@ -13,10 +13,11 @@ import typer
 
 from mmdec import InputError
 from mmdec.checks.arguments import check_threads
-from mmdec.checks.files import printable
-from mmdec.cli.files import SOUNDS, input_files, json_text, output_paths, try_write
-from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar, results_of
+from mmdec.checks.files import json_text, printable
+from mmdec.cli.files import SOUNDS, input_files, output_paths, try_write
+from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar
 from mmdec.cli.live import check_live, transcribe_input
+from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import (
     WHISPER_MODEL,
     Device,
@@ -27,6 +28,7 @@ from mmdec.cli.options import (
     Threads,
     dtype_or_quick,
 )
+from mmdec.pipelines.many import results_of
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock
 
 if TYPE_CHECKING:
@@ -134,6 +136,7 @@ Condition = Annotated[
 ]
 
 
+@spreading
 def transcribe(
     inputs: Inputs,
     output: Output = None,
@@ -161,6 +164,7 @@ def transcribe(
     threads: Threads = None,
     min_confidence: MinConfidence = None,
     compare: Compare = False,
+    spread: Spread = Spread(),
 ) -> None:
     """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
 
@@ -191,11 +195,30 @@ def transcribe(
         _live(kind, as_json, (rate, encoding), model, (device, dtype), options)
         return
     options |= {"batch_size": 1 if compare else batch_size, "min_confidence": min_confidence}
+    if spread.wanted(inputs):
+        files = SUFFIXES[kind] if kind in SUBTITLES else ""
+        work = Work("transcribe", model, options=options, files=files, device=device, dtype=dtype)
+        return spread.run(work, inputs, output, ("audio", SOUNDS), {"compare": compare})
+    comparer = Comparer(compare, drafter, temperature=bool(temperature))
+    _files(inputs, output, (kind, as_json), model, (device, dtype), options, comparer)
+
+
+def _files(
+    inputs: Sequence[Path],
+    output: Path | None,
+    form: tuple[str, bool],
+    model: str,
+    placed: tuple[str | None, str | None],
+    options: dict[str, Any],
+    comparer: Comparer,
+) -> None:
+    """Transcribe files and folders. form: the output's format, and whether JSON is printed. placed: device and
+    dtype."""
+    kind, as_json = form
     files = input_files(inputs, "audio", SOUNDS, output)
     jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)
-    comparer = Comparer(compare, drafter, temperature=bool(temperature))
     with loading(model, quiet=as_json):
-        whisper = _load(model, device, dtype)
+        whisper = _load(model, *placed)
     results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
     _tell(jobs, results, kind, as_json, comparer)
     jobs.end(comparer.code)

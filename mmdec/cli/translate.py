@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec.checks.arguments import check_threads
-from mmdec.checks.files import printable
-from mmdec.cli.files import SOUNDS, failure, input_files, json_text, output_paths, unwritten
+from mmdec.checks.files import failure, json_text, printable
+from mmdec.cli.files import SOUNDS, input_files, output_paths, unwritten
 from mmdec.cli.jobs import Jobs, loading, progress_bar
+from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
@@ -43,6 +44,7 @@ Strategy = Annotated[
 ]
 
 
+@spreading
 def translate(
     inputs: Inputs,
     output: Annotated[
@@ -71,6 +73,7 @@ def translate(
     pauses: Annotated[
         str, typer.Option(help="Where long recordings are cut: energy, or webrtc (needs mmdec\\[vad]).")
     ] = "energy",
+    spread: Spread = Spread(),
 ) -> None:
     """Translate French speech into English speech.
 
@@ -86,14 +89,25 @@ def translate(
             check_strategy(strategy)
         mmdec.audio.check_detector(pauses)
         check_threads(threads)
+        options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
+        options |= {"threads": threads}
+        if spread.wanted(inputs):
+            placed = {"device": device, "dtype": dtype, "vocoder": vocoder}
+            work = Work("translate", model, options=options, files=".wav", **placed)
+            return spread.run(work, inputs, output, ("audio", SOUNDS), {})
         files = input_files(inputs, "audio", SOUNDS, output)
         targets: Sequence[Path | None] = [None] * len(files)
         if output is not None:
             targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
         jobs = Jobs(files, targets, model)
         translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))
-    options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
-    call = partial(mmdec.translate_speech, model=translator, threads=threads, **options)
+    call = partial(mmdec.translate_speech, model=translator, **options)
+    _translate_all(jobs, call, as_json)
+    jobs.end()
+
+
+def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: bool) -> None:
+    """Translate all files that can be read, with a bar."""
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(jobs.todo))
         for source, target in jobs.todo:
@@ -105,7 +119,6 @@ def translate(
             else:
                 jobs.done(source.name, done)
             progress.advance(task)
-    jobs.end()
 
 
 def _translated(

@@ -1,0 +1,148 @@
+"""What `translate`, `transcribe` and `describe` share for many inputs: lists, `--shard` and `--engine`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, final, get_type_hints
+
+import typer
+
+from mmdec import InputError
+from mmdec.checks.arguments import show
+from mmdec.checks.files import json_text
+from mmdec.cli.files import input_files
+from mmdec.cli.jobs import progress_bar
+from mmdec.pipelines.manifest import SUFFIXES, Row, is_manifest, read_manifest
+from mmdec.pipelines.many import COLUMNS, Work, run_here
+
+__all__ = ["Spread", "Work", "spreading"]
+
+MANY = "Many inputs: a list (.tsv, .jsonl, .parquet) as the only input, --shard or --engine"
+Shard = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", rich_help_panel=MANY, help="Do the I-th of N shares: 1/4, 2/4, ..."),
+]
+EngineName = Annotated[
+    str | None,
+    typer.Option("--engine", rich_help_panel=MANY, help="local (this process, the default) or ray (mmdec\\[ray])."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", rich_help_panel=MANY, help="Workers of Ray. Default: one for each GPU, else CPU."),
+]
+TableKind = Annotated[str, typer.Option("--table", rich_help_panel=MANY, help="Results as jsonl or parquet.")]
+
+
+@final
+@dataclass(frozen=True)
+class Spread:
+    """How many inputs are divided."""
+
+    shard: Shard = None
+    engine: EngineName = None
+    workers: Workers = None
+    table: TableKind = "jsonl"
+
+    def wanted(self, inputs: Sequence[str | Path]) -> bool:
+        """Whether the inputs are done in parts that are kept, not file by file. Raises InputError for options that
+        say otherwise."""
+        several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
+        if not several and (self.workers, self.table) != (None, "jsonl"):
+            name = "table" if self.workers is None else "workers"
+            raise InputError(f"`{name}` must come with a list, `--shard` or `--engine`, but does not. Add one.")
+        return several
+
+    def run(
+        self,
+        work: Work,
+        inputs: Sequence[str | Path],
+        output: Path | None,
+        files: tuple[str, Sequence[str]],
+        without: Mapping[str, Any],
+    ) -> None:
+        """Do all rows of the inputs that have no result yet. Exits with 1 if some failed.
+
+        work: what is done. output: the folder of results.
+        files: the argument's word for a file, and the suffixes of files to take from folders.
+        without: options that must not come with a list, and what was given.
+        """
+        for name, value in without.items():
+            if value:
+                raise InputError(f"`{name}` must be left out for a list and its like, but is given. Leave it out.")
+        if output is None or (os.path.lexists(output) and not os.path.isdir(output)):
+            raise InputError(f"`output` must be a folder for many inputs, but is {show(output)}. Name one.")
+        shard, run = self._shard(), self._engine()
+        rows, base = _rows(work.verb, inputs, output, files)
+        work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table)
+        work.begin(rows)
+        todo, began, failed = work.todo(rows, shard), time.monotonic(), 0
+        left = sum(len(part) for _, part in todo)
+        with progress_bar(count=True) as progress:
+            task = progress.add_task("rows", total=left)
+            for count, _ in run(work, todo):
+                progress.advance(task, count)
+        failed = sum(1 for _ in work.failures(shard))
+        seconds = time.monotonic() - began
+        mine = len(rows) if shard == (1, 1) else sum(len(part) for _, part in work.parts(rows, shard))
+        told = {"rows": mine, "failed": failed, "done_now": left, "seconds": round(seconds, 3)}
+        print(json_text(told | {"results": str(output / "results")}))
+        if failed:
+            print(f"{failed} of {mine} rows failed: {output / 'failed'}", file=sys.stderr)
+            raise typer.Exit(1)
+
+    def _shard(self) -> tuple[int, int]:
+        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard or "1/1", re.ASCII)
+        shard = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= shard[0] <= shard[1]:
+            raise InputError(f"`shard` must be I/N with I from 1 to N, but is {show(self.shard)}. Write 1/4, say.")
+        return shard
+
+    def _engine(self) -> Callable[..., Any]:
+        if self.engine not in (None, "local", "ray"):
+            raise InputError(f"`engine` must be local or ray, but is {show(self.engine)}. Choose one.")
+        if self.engine != "ray":
+            if self.workers is not None:
+                raise InputError("`workers` must come with `--engine ray`, but does not. Use `--shard` without Ray.")
+            return run_here
+        from functools import partial
+
+        from mmdec.serving.cluster import run_on_ray
+
+        return partial(run_on_ray, workers=self.workers)
+
+
+def _rows(
+    verb: str, inputs: Sequence[str | Path], output: Path, files: tuple[str, Sequence[str]]
+) -> tuple[list[Row], str]:
+    """The rows of a list, or of files and folders, and the folder that their paths begin at."""
+    if not any(is_manifest(name) for name in inputs):
+        found = input_files(inputs, *files, output)
+        return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(found)], os.getcwd()
+    if len(inputs) > 1:
+        raise InputError(f"A list ({', '.join(SUFFIXES)}) must be the only input, but is one of {len(inputs)}.")
+    path = Path(inputs[0])
+    return read_manifest(path, COLUMNS[verb]), os.path.dirname(os.path.abspath(path))
+
+
+def spreading(verb: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a verb for typer: it gets the options of `Spread`, as its argument `spread`."""
+    own = [option for name, option in signature(verb, eval_str=True).parameters.items() if name != "spread"]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(Spread, name), annotation=hint)
+        for name, hint in get_type_hints(Spread, include_extras=True).items()
+    ]
+
+    @wraps(verb)
+    def command(**values: Any) -> None:
+        verb(spread=Spread(**{option.name: values.pop(option.name) for option in options}), **values)
+
+    vars(command)["__signature__"] = Signature([*own, *options])  # typer reads it
+    return command

@@ -1,0 +1,160 @@
+"""Lists of many inputs, one a row: TSV, JSON lines or Parquet.
+
+A row that cannot be used keeps its place and says why: one bad row costs no other, and places name the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from mmdec.checks.files import open_regular, printable, reason, shown_path
+from mmdec.types import InputError
+
+SUFFIXES = (".tsv", ".jsonl", ".parquet")
+PATHS = ("path", "file", "audio", "image", "input")  # names of the column of paths, the first that is there
+MAX_LINE = 1 << 20  # bytes
+MARK = "\ufeff"  # the byte order mark
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input. options: its own values of arguments of the call, as (name, value)."""
+
+    index: int  # position in the list, from 0
+    path: str  # as the list has it
+    id: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    refusal: str = ""  # why it cannot be used
+
+
+def is_manifest(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file that ends as a list does."""
+    return os.fsdecode(path).lower().endswith(SUFFIXES) and os.path.isfile(path)
+
+
+def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
+    """Read a list.
+
+    path: a .tsv with a line of names, a .jsonl or a .parquet. A row has `path` (or `file`, `audio`, `image`, `input`),
+        and perhaps `id` and `options`; other columns are left out.
+    options: names of columns that are arguments of the call.
+    Returns: all rows in order, those with a refusal too.
+    Raises: InputError if the file cannot be read, has no row, or no column of paths; if pyarrow is missing.
+    """
+    read = {".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet}[path.suffix.lower()]
+    rows = [_row(index, values, options) for index, values in enumerate(read(path, [*PATHS, "id", *options]))]
+    if not rows:
+        raise InputError(f"`manifest` must have a row, but '{shown_path(path)}' has none. Write some.")
+    return rows
+
+
+def digest(rows: Iterable[Row]) -> str:
+    """A number that tells one list from another."""
+    content = hashlib.sha256()
+    for row in rows:
+        text = json.dumps((row.path, row.id, row.options))
+        content.update(text.encode() + b"\n")
+    return content.hexdigest()
+
+
+def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) -> Row:
+    """values: the columns, or why there are none."""
+    if isinstance(values, str):
+        return Row(index, "", refusal=values)
+    wrong = next((name for name, value in values.items() if not isinstance(value, (str, int))), None)
+    if wrong is not None:
+        return Row(index, "", refusal=f"the row must have text as {wrong}, but has {type(values[wrong]).__name__}.")
+    path = next((str(values[name]) for name in PATHS if values.get(name, "") != ""), "")
+    own = tuple((name, str(values[name])) for name in options if values.get(name, "") != "")
+    refusal = "" if path else f"the row must have a path ({', '.join(PATHS)}), but has none."
+    return Row(index, path, str(values.get("id", "")), own, refusal)
+
+
+def _tsv(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, str] | str]:
+    lines = _lines(path)
+    names = next(lines, "").removeprefix(MARK).split("\t")
+    if not set(names).intersection(PATHS):
+        raise InputError(
+            f"`manifest` must name its columns in its first line, one of them {', '.join(PATHS)}, but "
+            f"'{shown_path(path)}' names {printable(', '.join(names)):.100}. Add that line."
+        )
+    for line in lines:
+        values = line.split("\t")
+        if line.startswith("\0"):
+            yield line[1:]
+        elif len(values) != len(names):
+            yield f"the row must have {len(names)} columns, but has {len(values)}."
+        else:
+            yield {name: value for name, value in zip(names, values, strict=True) if name in wanted}
+
+
+def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
+    for line in _lines(path):
+        if line.startswith("\0"):
+            yield line[1:]
+            continue
+        try:
+            value = json.loads(line.removeprefix(MARK))
+        except (ValueError, RecursionError):
+            yield "the row must be JSON, but is not."
+            continue
+        if not isinstance(value, dict):
+            yield f"the row must be a JSON object, but is {type(value).__name__}."
+        else:
+            yield {name: value[name] for name in wanted if value.get(name) is not None}
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines that are not blank. One that is too long, or no text, is a NUL and the reason."""
+    with open_regular(path, "manifest") as descriptor, open(descriptor, "rb", closefd=False) as file:
+        while raw := file.readline(MAX_LINE):
+            if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
+                while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+                    pass
+                yield f"\0the row must have at most {MAX_LINE} bytes, but has more."
+                continue
+            try:
+                text = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                yield f"\0the row must be UTF-8, but has the byte 0x{raw[error.start]:02x}."
+                continue
+            if text.strip():
+                yield text.replace("\0", "\ufffd")
+
+
+def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+    parquet = pyarrow_parquet()
+    with open_regular(path, "manifest"):
+        pass
+    try:
+        file = parquet.ParquetFile(path)
+        columns = [name for name in wanted if name in file.schema_arrow.names]
+        if not set(columns).intersection(PATHS):
+            raise InputError(
+                f"`manifest` must have a column {', '.join(PATHS)}, but '{shown_path(path)}' has none. Rename one."
+            )
+        for batch in file.iter_batches(columns=columns):
+            for values in batch.to_pylist():
+                yield {name: value for name, value in values.items() if value is not None}
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow's own errors, which are many
+        raise InputError(
+            f"`manifest` must be Parquet, but '{shown_path(path)}' is not ({reason(error):.200}). Write it anew."
+        ) from error
+
+
+def pyarrow_parquet() -> Any:
+    """pyarrow's module for Parquet. Raises InputError if it is missing."""
+    try:
+        return import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise InputError("Parquet needs pyarrow, but that is missing. pip install 'mmdec[parquet]'.") from error

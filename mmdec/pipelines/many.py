@@ -1,0 +1,237 @@
+"""One call over many rows, in parts that are done once each, whoever does them and however often he is killed.
+
+A list is divided into parts of `PART` rows by position. A part's results are one file, written whole; that file says
+that the part is done. So a run that goes on does what has no file yet; what a killed one had begun is done again, under
+the same names. Shards of a job scheduler, Ray's workers and a lone process write the same folder by the same code:
+
+    run.json                    what is run: list, model, options
+    results/000012.jsonl        part 12's results, or .parquet
+    failed/000012.jsonl         part 12's bad rows and why, if there are any
+    files/000012/00000391.wav   sound or subtitles of row 391
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from mmdec.checks.files import failure, json_text, read_object, shown_path, write_whole
+from mmdec.pipelines.manifest import Row, digest, pyarrow_parquet
+from mmdec.types import InputError, MmdecError
+
+PART = 32  # rows: few enough that a kill costs little, enough that files stay few
+TABLES = ("jsonl", "parquet")
+COLUMNS: Mapping[str, tuple[str, ...]] = {  # verb -> columns of a list that are arguments of its call
+    "translate": (),
+    "transcribe": ("language", "prompt"),
+    "describe": ("prompt",),
+}
+FREE = ("threads", "batch_size")  # options that may differ when a run goes on
+BATCH = 8  # rows of a batch, where options have no size
+Part = tuple[int, Sequence[Row]]  # its number and rows
+Call = Callable[..., Sequence[Any]]  # paths and options -> results
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """What is done with every row, and where results go. It travels to other processes."""
+
+    verb: str  # translate, transcribe or describe
+    model: str
+    output: Path = Path()
+    base: str = ""  # the folder that relative paths begin at
+    options: Mapping[str, Any] = field(default_factory=lambda: {})  # of the public call
+    table: str = "jsonl"
+    files: str = ""  # suffix of a file for each row; "": none
+    device: str | None = None
+    dtype: str | None = None
+    vocoder: str | None = None
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Write down what is run, or check that the folder's earlier run is this one.
+
+        Raises: InputError if it is another one; OSError if the folder cannot be written.
+        """
+        if self.table not in TABLES:
+            raise InputError(f"`table` must be {' or '.join(TABLES)}, but is {self.table!r}. Choose one.")
+        if self.table == "parquet":
+            pyarrow_parquet()
+        settings: dict[str, Any] = {"verb": self.verb, "manifest": digest(rows), "rows": len(rows), "part": PART}
+        settings |= {name: getattr(self, name) for name in ("model", "table", "files", "dtype", "vocoder")}
+        settings = json.loads(
+            json_text(settings | {"options": {k: v for k, v in self.options.items() if k not in FREE}})
+        )
+        file = self.output / "run.json"
+        earlier = read_object(file)
+        other = next((name for name in settings if earlier and earlier.get(name) != settings[name]), None)
+        if other is not None:
+            raise InputError(
+                f"`output` must be a new folder or that of the same run, but '{shown_path(file)}' has another {other}. "
+                "Name another folder."
+            )
+        if not earlier:
+            write_whole(file, (json_text(settings, 2) + "\n").encode())
+
+    def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
+        """The parts of a shard that have no results yet. shard: (which, of how many), counted from 1."""
+        folder = self.output / "results"
+        done = set(os.listdir(folder)) if folder.is_dir() else set[str]()
+        mine = self.parts(rows, shard)
+        return [(number, part) for number, part in mine if f"{number:06d}.{self.table}" not in done]
+
+    @staticmethod
+    def parts(rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
+        """All parts of a shard."""
+        numbers = range(shard[0] - 1, -(-len(rows) // PART), shard[1])
+        return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
+
+    def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
+        """The bad rows of a shard's parts that are done."""
+        for file in sorted((self.output / "failed").glob("[0-9]*.jsonl")):
+            if int(file.stem) % shard[1] == shard[0] - 1:
+                yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+@final
+class Worker:
+    """Holds the model, and does parts."""
+
+    def __init__(self, work: Work, call: Call | None = None) -> None:
+        """call: decodes a list of paths with a row's own options; None: the public call of the work's verb.
+
+        Raises: InputError if there is no such model, or an option is wrong.
+        """
+        self._work = work
+        self._call = _public_call(work) if call is None else call
+
+    def do(self, part: Part) -> tuple[int, int]:
+        """Do a part. Returns how many rows it has and how many of them failed. Raises OSError if it cannot be
+        written."""
+        number, rows = part
+        results, good, bad = self._results(rows), list[dict[str, Any]](), list[dict[str, Any]]()
+        for row in rows:
+            result = results[row.index]
+            named: dict[str, Any] = {"row": row.index, "id": row.id, "input": row.path}
+            try:
+                if isinstance(result, str):
+                    raise InputError(result)
+                good.append(named | self._saved(number, row, result))
+            except InputError as error:
+                bad.append(named | dict(row.options) | {"error": str(error)})
+        failed = self._work.output / "failed" / f"{number:06d}.jsonl"
+        if bad:
+            write_whole(failed, _json_lines(bad))
+        else:
+            failed.unlink(missing_ok=True)  # of an attempt that was killed
+        content = _json_lines(good) if self._work.table == "jsonl" else _parquet(good)
+        # last, because this file says that the part is done
+        write_whole(self._work.output / "results" / f"{number:06d}.{self._work.table}", content)
+        return len(rows), len(bad)
+
+    def _results(self, rows: Sequence[Row]) -> dict[int, Any]:
+        """Each row's result, or why it has none."""
+        results: dict[int, Any] = {row.index: row.refusal for row in rows if row.refusal}
+        alike: dict[tuple[tuple[str, str], ...], list[Row]] = defaultdict(list)
+        for row in rows:
+            if not row.refusal:
+                alike[row.options].append(row)
+        for options, group in alike.items():
+            size = self._work.options.get("batch_size", BATCH)
+            for start in range(0, len(group), size):
+                batch = group[start : start + size]
+                paths = [os.path.join(self._work.base, row.path) for row in batch]
+                try:
+                    found = results_of(paths, partial(self._call, **dict(options)))
+                except InputError as error:
+                    if not options:  # the call's own arguments are wrong
+                        raise
+                    found = [str(error)] * len(batch)
+                results |= zip((row.index for row in batch), found, strict=True)
+        return results
+
+    def _saved(self, number: int, row: Row, result: Any) -> dict[str, Any]:
+        """A result's columns. Its file is written, if it has one. Raises InputError if a file cannot hold it."""
+        work, columns = self._work, dict[str, Any](output=None)
+        if work.files:
+            columns["output"] = f"files/{number:06d}/{row.index:08d}{work.files}"
+            path = work.output / columns["output"]
+            if work.verb == "translate":
+                result.save(path)
+            else:
+                write_whole(path, result.format(work.files[1:]).encode())
+        return columns | result.to_dict()
+
+
+def run_here(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
+    """Do parts in this process. Yields of each how many rows it has and how many of them failed."""
+    if parts:
+        yield from map(Worker(work).do, parts)
+
+
+def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """For each member of a batch, its result or an error message."""
+    from mmdec.pipelines.call import BatchError
+
+    try:
+        return [*call(list(batch))]
+    except BatchError as error:
+        return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
+    except MmdecError:
+        raise  # wrong arguments: not caused by an input
+    except Exception as error:  # caused by an unknown input: try each alone
+        if len(batch) == 1:
+            return [failure(error)]
+        return [result for member in batch for result in results_of([member], call)]
+
+
+def _public_call(work: Work) -> Call:
+    """The verb's call with its model loaded."""
+    from mmdec.checks.devices import check_dtype, quick_dtype
+
+    integers = work.verb == "transcribe"
+    dtype = quick_dtype(work.device) if work.dtype is None else check_dtype(work.dtype, integers)
+    if work.verb == "translate":
+        from mmdec.pipelines.translation.load import load
+        from mmdec.pipelines.translation.translate import translate_speech
+
+        model = load(work.model, work.device, vocoder=work.vocoder, dtype=dtype)
+        return lambda paths: translate_speech(paths, model=model, **work.options)
+    if work.verb == "transcribe":
+        from mmdec.pipelines.transcription.transcribe import load_transcriber, transcribe
+
+        model = load_transcriber(work.model, work.device, dtype)
+        return lambda paths, **own: transcribe(paths, model=model, **{**work.options, **own})
+    from mmdec.hub.vlm import load_vlm
+    from mmdec.pipelines.description.describe import describe
+
+    vlm = load_vlm(work.model, work.device, dtype)
+    return lambda paths, **own: describe(paths, model=vlm, **{**work.options, **own})
+
+
+def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(f"{json_text(row)}\n" for row in rows).encode()
+
+
+def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A table of the same columns for every part and verb; what has no column stands in `more`, as JSON."""
+    pyarrow: Any = import_module("pyarrow")
+    parquet, kinds = pyarrow_parquet(), {"row": pyarrow.int64(), "confidence": pyarrow.float64()}
+    names = ("row", "id", "input", "output", "text", "confidence")
+    schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in (*names, "more")])
+    table = [
+        {name: row[name] for name in names}
+        | {"more": json_text({name: value for name, value in row.items() if name not in names})}
+        for row in rows
+    ]
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(table, schema), content)
+    return content.getvalue()

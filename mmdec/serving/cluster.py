@@ -1,0 +1,87 @@
+"""Many rows on many machines: Ray Data over the parts of a list. The only file that imports Ray.
+
+Each actor holds a model and does whole parts, by the code that a lone process runs (`mmdec.pipelines.many`). Ray starts
+a killed actor again and gives its part to another; a part that is done twice writes the same file twice. The driver
+sends rows, not sound: all machines must see the files and the folder of results under the same paths.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, final
+
+from mmdec import InputError
+from mmdec.pipelines.many import Part, Work, Worker
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Actor:
+    """What Ray makes in each of its processes."""
+
+    def __init__(self, work: Work) -> None:
+        self._worker = Worker(work)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """batch: the numbers and rows of parts."""
+        done = [self._worker.do(part) for part in zip(map(int, batch["number"]), batch["rows"], strict=True)]
+        return {"rows": [rows for rows, _ in done], "failed": [failed for _, failed in done]}
+
+
+def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) -> Iterator[tuple[int, int]]:
+    """Do parts on the cluster that RAY_ADDRESS names, else on this machine.
+
+    workers: actors that hold a model. Default None: as many as there are GPUs, else as processors.
+    Yields: of each part, how many rows it has and how many of them failed.
+    Raises: InputError if Ray is missing, or a model or an option is wrong.
+    """
+    if not parts:
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to others
+    try:
+        ray: Any = import_module("ray")
+        data: Any = import_module("ray.data")
+    except ImportError as error:
+        raise InputError("`engine` must be local without Ray, but is ray. pip install 'mmdec[ray]'.") from error
+    began = not ray.is_initialized()
+    if began:
+        ray.init(logging_level=logging.ERROR, include_dashboard=False)
+    context = data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    gpus = int(ray.cluster_resources().get("GPU", 0)) if work.device != "cpu" else 0
+    size = workers or gpus or int(ray.cluster_resources()["CPU"])
+    log.info("%d actors, %d GPUs", size, gpus)
+    try:
+        given = data.from_items(
+            [{"number": number, "rows": list(rows)} for number, rows in parts], override_num_blocks=len(parts)
+        )
+        done = given.map_batches(
+            Actor,
+            fn_constructor_args=(work,),
+            batch_size=1,
+            compute=data.ActorPoolStrategy(size=size),
+            num_cpus=work.options.get("threads") or 1,
+            num_gpus=min(1.0, gpus / size) if gpus else 0,
+        )
+        for part in done.iter_rows():
+            yield int(part["rows"]), int(part["failed"])
+    except ray.exceptions.RayError as error:
+        raise _cause(error) from error
+    finally:
+        if began:
+            ray.shutdown()
+
+
+def _cause(error: Exception) -> Exception:
+    """mmdec's own error, if it is the cause of Ray's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, InputError):
+            return cause
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    return error

@@ -1,0 +1,92 @@
+"""Runs over many rows without a model, and processes that die within them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmdec import InputError
+from mmdec.pipelines.call import BatchError
+from mmdec.pipelines.manifest import Row
+from mmdec.pipelines.many import PART, Work, Worker
+
+WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # of `os`: after each of them a process may die
+
+
+class Said:
+    """A result of a call that needs no model."""
+
+    def __init__(self, path: str) -> None:
+        self.text = Path(path).name
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "confidence": 1.0}
+
+    def format(self, kind: str) -> str:
+        return f"{kind} of {self.text}"
+
+
+def named(paths: Sequence[str], **options: str) -> list[Said]:
+    """A call that refuses every path that ends in 7."""
+    results = [None if path.endswith("7") else Said(path) for path in paths]
+    errors = {i: InputError(f"{path} is refused.") for i, path in enumerate(paths) if path.endswith("7")}
+    if errors:
+        raise BatchError(results, errors)
+    return [result for result in results if result]
+
+
+def rows_of(count: int) -> list[Row]:
+    return [Row(index, f"in/{index}", f"id {index}") for index in range(count)]
+
+
+def finish(work: Work, rows: Sequence[Row], shard: tuple[int, int] = (1, 1), call: Any = named) -> None:
+    """Do what is left."""
+    work.begin(rows)
+    for part in work.todo(rows, shard):
+        Worker(work, call).do(part)
+
+
+def dies_after(writes: int, function: Callable[[], None]) -> bool:
+    """Run a function in a process that is killed after so many writes. Returns whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        left = [writes]
+
+        def counting(kept: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any, **options: Any) -> Any:
+                result = kept(*given, **options)
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return result
+
+            return call
+
+        try:
+            for name in WRITES:
+                setattr(os, name, counting(getattr(os, name)))
+            function()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL), status
+    return status != 0
+
+
+def table(folder: Path, name: str) -> list[dict[str, Any]]:
+    """All rows of the results, or of the failed ones, in the order of the files."""
+    lines = [line for file in sorted((folder / name).glob("[0-9]*.jsonl")) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def check_once(folder: Path, count: int) -> None:
+    """Every row is in one of the tables, once, and nothing else is."""
+    seen = Counter(row["row"] for name in ("results", "failed") for row in table(folder, name))
+    assert seen == Counter(range(count))
+    assert len([*(folder / "results").glob("[0-9]*")]) == -(-count // PART)
