@@ -24,7 +24,7 @@ endif
 REAL = $(foreach config,$(wildcard $(MODELS)/*/config.json),$(if $(shell grep -l '"model_type": "whisper"' $(config)),$(patsubst %/config.json,%,$(config))))
 SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 
-.PHONY: help translate test test-all peers check bench real real-tables corpus train demo site wheel clean
+.PHONY: help translate test test-all peers onnx check bench real real-tables corpus train demo site wheel clean
 PEERS ?= .venv-peers
 
 help:  ## this list
@@ -42,6 +42,10 @@ test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers th
 
 peers: $(PEERS)/ready  ## drafters beside the code of speculators, in an environment of its own, PEERS=.venv-peers
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers
+
+onnx: .venv-dev/ready  ## a translator as ONNX beside its networks: adds onnx, onnxscript and onnxruntime to .venv-dev
+	$(DEV)/python -m pip install --quiet --editable '.[onnx]'
+	OMP_NUM_THREADS=1 $(DEV)/python -m pytest -q --noconftest -p no:cacheprovider -W default tests/peers/test_onnx.py
 
 check: .venv-dev/ready  ## style, types, layers
 	$(DEV)/ruff check .

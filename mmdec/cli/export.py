@@ -1,4 +1,4 @@
-"""`mmdec export`: write drafters in the layouts of other engines."""
+"""`mmdec export`: write drafters and translators in the layouts of other engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmdec.cli.options import AsJson, as_verb
 from mmdec.cli.reports import print_result
 
 app = typer.Typer(
-    help="Write drafters in the layouts of other engines.",
+    help="Write drafters and translators in the layouts of other engines.",
     no_args_is_help=True,
     epilog="Example: mmdec export drafter runs/eagle3 served --to speculators --model models/mine",
 )
@@ -34,4 +34,17 @@ def drafter(
     from mmdec.hub.export import export_drafter
 
     folder = export_drafter(source, output, cast(Any, to), model=model, num_speculative_tokens=num_speculative_tokens)
+    print_result({"output": str(folder)}, as_json, str(folder))
+
+
+@app.command(**as_verb("export onnx daspeech-everyday everyday-onnx"))
+def onnx(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A translator of pieces: shipped name or folder.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for encoder.onnx and graph.onnx.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a translator's encoder and graph as ONNX. Needs the extra mmdec[onnx]."""
+    from mmdec.hub.onnx import export_onnx
+
+    folder = export_onnx(model, output)
     print_result({"output": str(folder)}, as_json, str(folder))
