@@ -3,7 +3,7 @@
 Recordings are read in windows of 30 s, as in decoding. The states of the sound and of some silence after it are stored.
 Transcripts are greedy, with timestamps. Where the recording's reference text is known, it serves as the draft, so that
 a transcript needs only a few passes instead of one for each token. With `agreement` the text that was read is taken
-where one pass of the decoder agrees with it, which costs a quarter of that.
+where one pass of the decoder agrees with it, which costs a third to a half of that.
 """
 
 from __future__ import annotations
