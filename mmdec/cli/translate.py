@@ -92,8 +92,7 @@ def translate(
         options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
         options |= {"threads": threads}
         if spread.wanted(inputs):
-            placed = {"device": device, "dtype": dtype, "vocoder": vocoder}
-            work = Work("translate", model, options=options, files=".wav", **placed)
+            work = Work("translate", model, options=options, files=".wav", device=device, dtype=dtype, vocoder=vocoder)
             return spread.run(work, inputs, output, ("audio", SOUNDS), {})
         files = input_files(inputs, "audio", SOUNDS, output)
         targets: Sequence[Path | None] = [None] * len(files)
