@@ -47,7 +47,8 @@ from mmdec.targets.hf_target import (
     output_states,
 )
 from mmdec.targets.whisper_call import SOUND, can_twin, eager_twin
-from mmdec.targets.whisper_decoder import FastDecoder
+from mmdec.targets.whisper_decoder import FastDecoder, Piece
+from mmdec.targets.whisper_together import Together
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 READ = {"input_ids", "encoder_outputs", "decoder_attention_mask", "past_key_values"}
@@ -142,11 +143,11 @@ class WhisperTarget(HfTarget):
         """Whether this is a complete Whisper."""
         return isinstance(model, WhisperForConditionalGeneration)
 
-    def __init__(self, model: WhisperForConditionalGeneration) -> None:
-        """Raises InputError as `check_attention` does."""
+    def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
+        """together: shares passes with other runs. Raises InputError as `check_attention` does."""
         config = model.config
         check_attention(config)
-        self.model = model
+        self.model, self._together = model, together
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.d_model
         self.layers: int = config.decoder_layers
@@ -154,8 +155,8 @@ class WhisperTarget(HfTarget):
 
     @property
     def name(self) -> str:
-        """Names the model's source and a digest of its weights, and whether it computes in 8 bits."""
-        return model_name(self.model) + "-int8" * quantised(self.model)
+        """Names the model's source and a digest of its weights, and what makes its passes cost otherwise."""
+        return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     @property
     def device(self) -> torch.device:
@@ -170,6 +171,8 @@ class WhisperTarget(HfTarget):
             P), padded on the left; optional past_key_values, which must be empty. At batch 1 this cache is filled as
             `generate` would fill it; for larger batches see `reread`.
         """
+        if self._together is not None:
+            return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         check_layers(needs, self.layers - 1)  # transformers gives the last layer's output with its norm only
         prompt = WhisperPrompt.of(inputs, self.model.config.max_target_positions)
         # otherwise a cache of the caller could not be filled during the run
@@ -213,6 +216,11 @@ class WhisperTarget(HfTarget):
     @torch.no_grad()
     def score(self, session: WhisperSession, draft: Draft) -> Scores:
         """Run the decoder over the draft's tree. Its columns stay in the cache until `commit`."""
+        if self._together is not None:
+            alone = WhisperTarget(self.model)
+            if session.quick is None or session.fast is not None:
+                return self._together.alone(partial(alone.score, session, draft))
+            return self._together.pass_of(alone.score_several, (session, draft))
         rows, device = session.rows, draft.tokens.device
         run = partial(self._draft, session.states, session.layers, session.quick)
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
@@ -221,6 +229,27 @@ class WhisperTarget(HfTarget):
         scores = run(draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
         rows.wait(draft.tokens.shape[1])
         return scores
+
+    @torch.no_grad()
+    def score_several(self, drafts: Sequence[tuple[WhisperSession, Draft]]) -> list[Scores]:
+        """`score` for the drafts of several runs (B = 1) in one pass; each session has a fast decoder."""
+        pieces = list[Piece]()
+        for session, draft in drafts:
+            tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
+            places = torch.tensor(positions, device=draft.tokens.device)
+            cache = cast(EncoderDecoderCache, session.cache)
+            pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, cache))
+        quick = drafts[0][0].quick
+        assert quick is not None
+        states = quick.together(pieces)
+        sizes = [piece.ids.shape[1] for piece in pieces]
+        parts = zip(vocabulary_scores(self.model.proj_out, states).split(sizes, 1), states.split(sizes, 1), strict=True)
+        for (session, _), size in zip(drafts, sizes, strict=True):
+            session.rows.wait(size)
+        return [
+            Scores(logits, dict.fromkeys(session.layers, last))
+            for (session, _), (logits, last) in zip(drafts, parts, strict=True)
+        ]
 
     def _draft(
         self,
