@@ -25,6 +25,8 @@ ABOVE_NOISE = 2.5  # and so many times the noise
 SETTLED = 10  # blocks after which the noise is known
 VOICED = 3  # frames of a block that make it voiced
 LEAD, TAIL = 3, 4  # blocks kept before the first and after the last voice
+LONG_SILENCE = 2.0  # seconds; what lies between the pieces of a recording is not decoded
+CLEAR = 5  # blocks of a pause at which a recording is cut as late as possible
 LEAST = 2  # voiced blocks of a window; with fewer it is a click
 
 
@@ -107,6 +109,12 @@ class Window:
         return self.start + len(self.samples)
 
 
+def cut_at_pauses(samples: Tensor, most: int) -> list[Window]:
+    """Cut a recording (T,) of 16 kHz at pauses into windows of at most `most` samples, as few as its pauses allow."""
+    windows = SpeechWindows(LONG_SILENCE, most, latest=True)
+    return [*windows.add(samples), *windows.end()]
+
+
 @final
 class SpeechWindows:
     """Cuts a stream into windows with speech. What lies between them is silence, and is dropped.
@@ -115,8 +123,10 @@ class SpeechWindows:
     its longest pause, or where it is quietest, and the rest begins the next window.
     """
 
-    def __init__(self, pause: float, most: int, detector: str = ENERGY) -> None:
-        """pause: seconds without a voice that close a window. most: samples of the longest window."""
+    def __init__(self, pause: float, most: int, detector: str = ENERGY, latest: bool = False) -> None:
+        """pause: seconds without a voice that close a window. most: samples of the longest window. latest: a full
+        window is cut at its last clear pause, if it has one."""
+        self._latest = latest
         self._gate, self._pause, self._most = VoiceGate(detector), max(round(pause * 10), TAIL + 1), most // BLOCK
         self._blocks: list[Tensor] = []  # of the open window; else the last ones heard
         self._voiced: list[bool] = []
@@ -185,6 +195,9 @@ class SpeechWindows:
                     runs.append((index - max(begin, half), (max(begin, half) + index + 1) // 2))
                 begin = index + 1
         runs = [run for run in runs if run[1] < len(self._blocks)]
+        clear = [run for run in runs if run[0] >= CLEAR]
+        if clear and self._latest:
+            return clear[-1][1]
         if runs:
             return max(runs)[1]
         levels = [float(block.square().mean()) for block in self._blocks[half:-LEAD]]

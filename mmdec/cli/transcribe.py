@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FALLBACK = (
     "Long recordings, and windows that are decoded again"  # a separate table, because these long names need the width
 )
+REFILLED = 8  # batches' recordings that are read at once where those that end make room for others
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Inputs = Annotated[
@@ -98,6 +99,14 @@ Language = Annotated[str | None, typer.Option("--language", "-l", help="A name o
 Task = Annotated[str, typer.Option(help="transcribe, or translate (into English).")]
 Prompt = Annotated[str | None, typer.Option(help="Text before the recording: gives names and spelling.")]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Recordings in a batch.")]
+CutAtPauses = Annotated[
+    bool,
+    typer.Option(
+        "--cut-at-pauses",
+        help="Cut long recordings at pauses, and transcribe the pieces of all recordings side by side, --batch-size at "
+        "a time: many or long ones share passes of the decoder, but not the stock model's way.",
+    ),
+]
 Temperature = Annotated[
     list[float] | None,
     typer.Option(
@@ -149,6 +158,7 @@ def transcribe(
     task: Task = "transcribe",
     prompt: Prompt = None,
     batch_size: BatchSize = 8,
+    cut_at_pauses: CutAtPauses = False,
     temperature: Temperature = None,
     logprob_threshold: LogprobThreshold = None,
     compression_ratio_threshold: CompressionThreshold = None,
@@ -173,12 +183,10 @@ def transcribe(
     If a file fails, the others are still transcribed. Failed files are listed, and the exit code is 1.
     """
     kind = _format(kind, output, as_json)
-    if kind in SUBTITLES:
-        timestamps = timestamps or "segment"
     check_threads(threads)
     options: dict[str, Any] = {
         "drafter": None if drafter == "none" else drafter,
-        "timestamps": timestamps,
+        "timestamps": timestamps or ("segment" if kind in SUBTITLES else None),
         "language": language,
         "task": task,
         "prompt": prompt,
@@ -194,7 +202,8 @@ def transcribe(
         options |= {"every": every or None, "pause": pause}
         _live(kind, as_json, (rate, encoding), model, (device, dtype), options)
         return
-    options |= {"batch_size": 1 if compare else batch_size, "min_confidence": min_confidence}
+    options |= {"batch_size": 1 if compare else batch_size, "cut_at_pauses": cut_at_pauses}
+    options["min_confidence"] = min_confidence
     if spread.wanted(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLES else ""
         work = Work("transcribe", model, options=options, files=files, device=device, dtype=dtype)
@@ -288,7 +297,7 @@ def _transcripts(
     """Yield each input's transcript, in order, or an error message. Inputs are decoded in batches."""
     from mmdec import transcribe
 
-    size = options["batch_size"]
+    size = options["batch_size"] * (REFILLED if options["cut_at_pauses"] else 1)
     with progress_bar(count=False) as progress:
         for start in range(0, len(inputs), size):
             batch = list(inputs[start : start + size])

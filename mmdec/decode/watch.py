@@ -7,13 +7,35 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, final
 
 import torch
 from torch import nn
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 STARVED = 0.7  # if the thread's CPU time is less than this part of the target's seconds, it waited for a processor
+
+
+class _Elsewhere(threading.local):
+    """Of this thread: seconds that it waited for others, and seconds of work that others did for it."""
+
+    waited = worked = 0.0
+
+
+_elsewhere = _Elsewhere()
+
+
+def handed_over(wait: Callable[[], tuple[T, float]]) -> T:
+    """Call `wait`, which waits until another thread has done this one's work and perhaps other work.
+
+    It returns a result and the seconds of this thread's own work. Only those count for this thread's stopwatches.
+    """
+    start = time.perf_counter()
+    result, seconds = wait()
+    _elsewhere.waited += time.perf_counter() - start - seconds
+    _elsewhere.worked += seconds
+    return result
 
 
 @final
@@ -30,7 +52,7 @@ class Stopwatch:
         """Wall-clock seconds since some fixed moment."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+        return time.perf_counter() - _elsewhere.waited
 
     def processor(self) -> float:
         """CPU seconds of this thread, since some fixed moment.
@@ -39,7 +61,7 @@ class Stopwatch:
         steps of 16 ms.
         """
         counts = self._device.type == "cpu" and sys.platform != "win32"
-        return time.thread_time() if counts else time.perf_counter()
+        return time.thread_time() + _elsewhere.worked if counts else self.now()
 
     def lap(self) -> float:
         """Seconds since the last lap ended; starts the next one."""

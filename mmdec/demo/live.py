@@ -13,13 +13,16 @@ import numpy as np
 from mmdec import InputError
 from mmdec.demo.background import DECODERS
 from mmdec.demo.layout import MAX_SECONDS, status_line
-from mmdec.demo.sentences import said, sentence, status
+from mmdec.demo.sentences import UNSURE, confidence, said, sentence, status
 from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcribe import load_transcriber
+from mmdec.pipelines.transcription.transcript import Transcript
 
 PIECE = 0.5  # seconds of sound that the browser sends at once
 READY = "Press Record and speak English. Text is grey until a pause makes it final."
 LISTENING = "Listening. What you said last may still change."
+UNDERSTOOD = 0.2  # the least confidence of text that is shown: music and noise come out as words below 0.1
+STRANGE = '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
 ENDED = "The recording has ended. All of the text is final."
 
 Sound = tuple[int, np.ndarray]  # rate in Hz, samples (T,) or (T, channels)
@@ -30,22 +33,30 @@ class Talk:
     """One visitor's recording: its transcriber, its final texts, and the text that may still change."""
 
     live: LiveTranscriber
-    final: list[str] = field(default_factory=list[str])
+    final: list[str] = field(default_factory=list[str])  # HTML
     provisional: str = ""
     ended: bool = False
 
     def add(self, updates: Iterable[StreamUpdate]) -> None:
         """Take what was understood."""
         for update in updates:
-            self.provisional = "" if update.final else update.text
+            sure = update.transcript.confidence >= UNDERSTOOD
+            self.provisional = update.text if sure and not update.final else ""
             if update.final and update.text:
-                self.final.append(update.text)
+                shown = _final(update.transcript) if sure else STRANGE
+                self.final += [shown] if self.final[-1:] != [STRANGE] or sure else []
 
     @property
     def html(self) -> str:
         """All text so far."""
         so_far = f'<p class="mm-note" lang="en">{escape(self.provisional)}</p>' if self.provisional else ""
-        return "".join(map(said, self.final)) + so_far
+        return "".join(self.final) + so_far
+
+
+def _final(result: Transcript) -> str:
+    """A final text, with its confidence where that is low."""
+    low = result.confidence < UNSURE
+    return said(result.text) + (confidence(result.confidence, "words", result.calibrated) if low else "")
 
 
 def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None]:

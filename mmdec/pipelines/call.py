@@ -224,6 +224,13 @@ class Usage:
         if drafts:  # without a drafter this is only the clock's overhead
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
 
+    def add(self, other: Usage) -> None:
+        """Add what another part of the same input cost."""
+        for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for stage, seconds in other.seconds.items():
+            self.seconds[stage] += seconds
+
     @property
     def tokens_per_round(self) -> float:
         """Mean tokens per round without prompts' passes; 1 if there are no such rounds, as in `Generation`."""

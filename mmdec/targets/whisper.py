@@ -8,8 +8,9 @@ of the file handles what `generate` does besides the loop: logits processors, at
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -37,8 +38,9 @@ from mmdec.targets.hf_target import (
     model_name,
 )
 from mmdec.targets.whisper_call import can_twin, eager_twin
-from mmdec.targets.whisper_decoder import FastDecoder
-from mmdec.types import Scores
+from mmdec.targets.whisper_decoder import FastDecoder, Piece
+from mmdec.targets.whisper_together import Together
+from mmdec.types import Context, Draft, Needs, Scores
 
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
@@ -59,14 +61,49 @@ class WhisperTarget(EncodedTarget):
         """Whether this is a complete Whisper."""
         return isinstance(model, WhisperForConditionalGeneration)
 
-    def __init__(self, model: WhisperForConditionalGeneration) -> None:
-        """Raises InputError if the model's attention implementation cannot take tree masks."""
+    def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
+        """together: shares passes with other runs. Raises InputError if the model's attention implementation cannot
+        take tree masks."""
         super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
+        self._together = together
 
     @property
     def name(self) -> str:
-        """Names the model's source and a digest of its weights, and whether it computes in 8 bits."""
-        return model_name(self.model) + "-int8" * quantised(self.model)
+        """Names the model's source and a digest of its weights, and what makes its passes cost otherwise."""
+        return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
+
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
+        """As for all; with others that share passes, in their caller's thread."""
+        if self._together is not None:
+            return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
+        return super().prefill(inputs, needs)
+
+    def score(self, session: EncodedSession, draft: Draft) -> Scores:
+        """As for all; with others that share passes, in one pass for all of them."""
+        if self._together is None:
+            return super().score(session, draft)
+        alone = WhisperTarget(self.model)
+        if session.reader is None or session.fast is not None:
+            return self._together.alone(partial(alone.score, session, draft))
+        return self._together.pass_of(alone.score_several, (session, draft))
+
+    @torch.no_grad()
+    def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
+        """`score` for the drafts of several runs (B = 1) in one pass; each session has a fast decoder."""
+        pieces = list[Piece]()
+        for session, draft in drafts:
+            tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
+            places = torch.tensor(positions, device=draft.tokens.device)
+            pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, session.cache))
+        states = drafts[0][0].reader.together(pieces)
+        sizes = [piece.ids.shape[1] for piece in pieces]
+        parts = zip(vocabulary_scores(self.model.proj_out, states).split(sizes, 1), states.split(sizes, 1), strict=True)
+        for (session, _), size in zip(drafts, sizes, strict=True):
+            session.rows.wait(size)
+        return [
+            Scores(logits, dict.fromkeys(session.layers, last))
+            for (session, _), (logits, last) in zip(drafts, parts, strict=True)
+        ]
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:

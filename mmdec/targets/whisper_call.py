@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -18,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmdec.decode.watch import Stopwatch
 from mmdec.targets.hf_target import HOOK_TABLES, shallow
 from mmdec.targets.whisper_context import FRAMES, can_shorten, context_frames, encode
+from mmdec.targets.whisper_together import Together
 
 SOUND = "sound"  # attribute of an encoder's output: the features that it read
 
@@ -50,6 +52,7 @@ def encoding_once(
     on_pass: Callable[[Tensor, float], None],
     own_config: bool = True,
     margin: float | None = None,
+    together: Together | None = None,
 ) -> tuple[WhisperForConditionalGeneration, RememberingEncoder]:
     """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
 
@@ -60,12 +63,13 @@ def encoding_once(
     on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
     own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
     margin: seconds after the sound that the encoder reads, of a single window; None: all of it, as the stock model.
+    together: runs the encoder's passes; None: they run in this thread.
     Returns: the model, and its encoder's forward.
     """
     outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
     for name in HOOK_TABLES:
         vars(encoder)[name] = OrderedDict()  # the encoder itself is called, with its hooks
-    remembering = RememberingEncoder(model.model.encoder, on_pass, margin)
+    remembering = RememberingEncoder(model.model.encoder, on_pass, margin, together)
     vars(encoder)["forward"] = remembering
     inner._modules["encoder"] = encoder
     outer._modules["model"] = inner
@@ -78,9 +82,15 @@ def encoding_once(
 class RememberingEncoder:
     """Runs an encoder, or gives the states of the last windows again, row by row."""
 
-    def __init__(self, encoder: nn.Module, on_pass: Callable[[Tensor, float], None], margin: float | None) -> None:
-        """margin: see `encoding_once`."""
-        self._encoder, self._on_pass = encoder, on_pass
+    def __init__(
+        self,
+        encoder: nn.Module,
+        on_pass: Callable[[Tensor, float], None],
+        margin: float | None,
+        together: Together | None = None,
+    ) -> None:
+        """margin, together: see `encoding_once`."""
+        self._encoder, self._on_pass, self._together = encoder, on_pass, together
         self._margin = margin if can_shorten(encoder) else None
         self._last: Tensor | None = None  # features (B, mels, T)
         self._states = torch.empty(0)  # (B, S, H)
@@ -91,7 +101,8 @@ class RememberingEncoder:
         if rows is None:
             stopwatch = Stopwatch(input_features.device)
             options |= {"output_attentions": False, "return_dict": True}
-            encoded = self._encoded(input_features, attention_mask, options)
+            encode = partial(self._encoded, input_features, attention_mask, options)
+            encoded = encode() if self._together is None else self._together.alone(encode)
             self._last, self._states = input_features, cast(Tensor, encoded.last_hidden_state)
             self._on_pass(input_features, stopwatch.lap())
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, final
 
@@ -90,16 +91,40 @@ class FastDecoder(nn.Module):
 
         input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N) additive; None: all columns are visible.
         """
-        own, memory = past_key_values.self_attention_cache, past_key_values.cross_attention_cache
+        states = self.together([Piece(input_ids, position_ids, attention_mask, past_key_values)])
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, past_key_values=past_key_values)
+
+    def together(self, pieces: Sequence[Piece]) -> Tensor:
+        """Run the drafts of several runs at once -> their states behind each other (B, the sum of N, H).
+
+        A run attends to its own cache. All else is one product for all columns, so that the weights are read once.
+        """
         tokens, positions = self.embeddings
-        x = tokens(input_ids) + positions(input_ids, position_ids=position_ids)
+        x = torch.cat([tokens(piece.ids) + positions(piece.ids, position_ids=piece.positions) for piece in pieces], 1)
         for index, layer in enumerate(self.layers_of):
-            states: Any = memory.layers[index]
-            kept: Any = own.layers[index]
-            x = layer(x, kept.update, (states.keys, states.values), attention_mask)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(x), past_key_values=past_key_values
-        )
+            x = layer(x, index, pieces)
+        return self.norm(x)
+
+
+@final
+@dataclass(frozen=True)
+class Piece:
+    """One run's part of a pass: a draft for each of its rows, and the cache that it attends to."""
+
+    ids: Tensor  # (B, N)
+    positions: Tensor  # (B, N)
+    mask: Tensor | None  # (B, 1, N, S + N) additive; None: all columns are visible
+    cache: EncoderDecoderCache
+
+    def own(self, index: int, keys: Tensor, values: Tensor) -> Pair:
+        """Append keys and values of the draft to those of a layer, and give all of them."""
+        layer: Any = self.cache.self_attention_cache.layers[index]
+        return layer.update(keys, values)
+
+    def memory(self, index: int) -> Pair:
+        """A layer's keys and values of the encoder's states."""
+        layer: Any = self.cache.cross_attention_cache.layers[index]
+        return layer.keys, layer.values
 
 
 class _Layer:
@@ -112,14 +137,15 @@ class _Layer:
         self.norm, self.widen, self.narrow = _direct(layer.final_layer_norm), _direct(layer.fc1), _direct(layer.fc2)
         self.activation: Map = layer.activation_fn
 
-    def __call__(self, x: Tensor, extend: Callable[..., Pair], memory: Pair, mask: Tensor | None) -> Tensor:
-        """Run the layer over x (B, N, H). extend: appends keys and values of x to the cache's, and returns all of them.
-
-        memory: keys and values of the encoder's states. mask: (B, 1, N, S + N) additive, or None.
-        """
+    def __call__(self, x: Tensor, index: int, pieces: Sequence[Piece]) -> Tensor:
+        """Run the layer, which has this index, over x (B, N, H), the columns of all pieces behind each other."""
+        sizes = [piece.ids.shape[1] for piece in pieces]
         y = self.own_norm(x)
-        x = x + self.own(y, extend(*self.own.pair(y)), mask)
-        x = x + self.memory(self.memory_norm(x), memory, None)
+        news = zip(pieces, *(part.split(sizes, 2) for part in self.own.pair(y)), strict=True)
+        pairs = [piece.own(index, keys, values) for piece, keys, values in news]
+        x = x + self.own(y, pairs, [piece.mask for piece in pieces], sizes)
+        pairs = [piece.memory(index) for piece in pieces]
+        x = x + self.memory(self.memory_norm(x), pairs, [None] * len(pieces), sizes)
         return x + self.narrow(self.activation(self.widen(self.norm(x))))
 
 
@@ -132,9 +158,12 @@ class _Attention:
         self.queries, self.keys, self.values = map(_direct, (attention.q_proj, attention.k_proj, attention.v_proj))
         self.out, self.scaling, self.size = _direct(attention.out_proj), attention.scaling, attention.head_dim
 
-    def __call__(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
-        queries = self._heads(self.queries(x) * self.scaling)
-        out = self.attend(queries, *pair, mask)
+    def __call__(
+        self, x: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
+    ) -> Tensor:
+        queries = self._heads(self.queries(x) * self.scaling).split(sizes, 2)
+        outs = [self.attend(own, *pair, mask) for own, pair, mask in zip(queries, pairs, masks, strict=True)]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
         return self.out(out.transpose(1, 2).reshape(x.shape))
 
     def pair(self, x: Tensor) -> Pair:

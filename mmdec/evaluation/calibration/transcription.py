@@ -8,7 +8,8 @@ from pathlib import Path
 from mmdec.audio import SAMPLE_RATE
 from mmdec.evaluation.calibration.examples import SEEDS, Example, sounds, spoken_sounds, words_right
 from mmdec.hub.whisper import DEFAULT_MODEL, load_whisper
-from mmdec.pipelines.transcription.transcribe import TRANSCRIPT, transcribe
+from mmdec.pipelines.transcription.batches import TRANSCRIPT
+from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.text_files import evenly_spaced

@@ -28,9 +28,10 @@ from mmdec.hub.whisper import DEFAULT_MODEL
 from mmdec.pipelines.call import as_loaded, fitting
 from mmdec.pipelines.inputs import samples_of, whole_rate
 from mmdec.pipelines.threads import with_threads
+from mmdec.pipelines.transcription.batches import in_batches
 from mmdec.pipelines.transcription.request import AUTO_MARGIN, AudioContext, Spoken, Timestamps, TranscriptionRequest
-from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter, in_batches
-from mmdec.pipelines.transcription.transcript import Segment, Transcript
+from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter
+from mmdec.pipelines.transcription.transcript import Segment, Transcript, moved
 from mmdec.types import InputError
 
 HEAD = 12  # bytes by which a file is told from samples
@@ -63,12 +64,7 @@ class StreamUpdate:
     def segments(self) -> list[Segment]:
         """The window's segments and words with times from the stream's beginning; empty unless timestamps were asked
         for."""
-        return [_shifted(segment, self.start) for segment in self.transcript.segments]
-
-
-def _shifted(segment: Segment, by: float) -> Segment:
-    words = segment.words and [replace(word, start=word.start + by, end=word.end + by) for word in segment.words]
-    return replace(segment, start=segment.start + by, end=segment.end + by, words=words)
+        return [moved(segment, self.start) for segment in self.transcript.segments]
 
 
 class StreamOptions(TypedDict, total=False, extra_items=Any):
@@ -256,7 +252,7 @@ class LiveTranscriber:
             drafting = replace(self._decoding, drafter=LastHypothesis(self._last), num_speculative_tokens=CHAIN)
             request = replace(request, speculation=Speculation(drafting))
         with with_threads(self._threads, request.whisper.model), naming_options(StreamOptions.__annotations__):
-            transcript = in_batches(request, {0: request.check(window.samples)}, 1, None)[0]
+            transcript = in_batches(request, {0: request.check(window.samples)}, 1)[0]
         self._last = transcript.tokens
         return transcript
 

@@ -34,9 +34,10 @@ from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.call import Usage
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
-from mmdec.targets.whisper import LANGUAGE_CODES
+from mmdec.targets.whisper import LANGUAGE_CODES, WhisperTarget
 from mmdec.targets.whisper_call import can_twin, encoding_once
 from mmdec.targets.whisper_context import ends, runs_away
+from mmdec.targets.whisper_together import Together
 from mmdec.targets.whisper_words import Begins, time_tokens
 from mmdec.types import InputError
 
@@ -353,11 +354,13 @@ class UsageMeter:
         on_round: Callable[[Round], None] | None = None,
         margin: float | None = None,
         begins: Begins | None = None,
+        together: Together | None = None,
     ) -> None:
         """recordings: number in the batch. on_window: called with the progress that `window` gets. on_round: called
         with each round, whose rows are recordings of the batch. margin: see `TranscriptionRequest`. begins: for word
-        timestamps, see `SpokenTokens`."""
-        once = encoding_once(model, self._encoder_pass, can_twin(model), margin)
+        timestamps, see `SpokenTokens`. together: shares passes with other calls; its jobs make them."""
+        once = encoding_once(model, self._encoder_pass, can_twin(model), margin, together)
+        self._target = target_of(model) if together is None else WhisperTarget(model, together)
         self.model, self._encoding = once  # only for this call
         if begins is not None:
             time_tokens(self.model, begins, lambda: self._encoding.sound)
@@ -422,8 +425,8 @@ class UsageMeter:
         Returns: the output, and the drafter's seconds. The output is None for a text that did not end, or that repeats
             itself, where not all of the window was read.
         """
-        model = self._model  # the caller's model: its target, lock and statistics are found by it
-        run = self._speculation.begin(target_of(model), model, input_ids, config, **inputs)
+        model = self._model  # the caller's model: its lock and statistics are found by it
+        run = self._speculation.begin(self._target, model, input_ids, config, **inputs)
         drafter, tokens, looked = 0.0, list[int](), 0
         for round_ in run.rounds:
             drafter += self._count(round_)

@@ -49,6 +49,12 @@ class Segment:
     words: list[Word] | None = field(default=None, repr=False)  # only for word timestamps
 
 
+def moved(segment: Segment, by: float) -> Segment:
+    """A segment, and its words, so many seconds later."""
+    words = segment.words and [replace(word, start=word.start + by, end=word.end + by) for word in segment.words]
+    return replace(segment, start=segment.start + by, end=segment.end + by, words=words)
+
+
 @dataclass(frozen=True)
 class Transcript:
     """The text of one recording, and its cost.

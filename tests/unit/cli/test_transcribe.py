@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,22 @@ def test_text_to_stdout(call, model: Path, recordings: list[Path]) -> None:
     timed = call(recordings[1], "-t", "segment").stdout.splitlines()
     assert timed[0].startswith("[00:00:0")
     assert " --> " in timed[0]
+
+
+def test_pieces_at_pauses(call, model: Path, recordings: list[Path]) -> None:
+    """The second one is longer than this model's window of one second."""
+    options: dict[str, Any] = {
+        "model": model,
+        "device": "cpu",
+        "language": "en",
+        "timestamps": "segment",
+        "cut_at_pauses": True,
+    }
+    wanted = mmdec.transcribe([*recordings], **options)
+    found = call(*recordings, "--cut-at-pauses", "-t", "segment", "--json")
+    assert found.exit_code == 0, found.output
+    assert [json.loads(line)["tokens"] for line in found.stdout.splitlines()] == [one.tokens for one in wanted]
+    assert wanted[1].windows > 1
 
 
 def test_a_drafter_by_its_class_gives_the_same_text(call, recordings: list[Path]) -> None:

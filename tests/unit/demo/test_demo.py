@@ -56,6 +56,11 @@ def endless():
         line, text, talk = live.heard((16_000, np.zeros(16_000, "int16")), talk)
     return [line, talk.live.seconds]
 
+def music():
+    time = np.arange(96_000) / 16_000
+    chord = sum(0.1 * np.sin(2 * np.pi * pitch * time) for pitch in (220, 277, 330)) * (np.sin(4 * np.pi * time) > 0)
+    return np.concatenate([np.zeros(16_000), chord, np.zeros(32_000)])
+
 sentence = mmdec.audio.load_audio(samples.english()[1].path).numpy()
 blocks = page.build()
 way = translate.own_way()
@@ -70,6 +75,7 @@ print(json.dumps({
     "live": speak(sentence, 16_000, 8_000),
     "live_odd": [live.heard(None, None)[:2], live.heard((100, sentence), None)[:2], live.ended(None)[:2],
                  live.heard((48_000, sentence[:, None].repeat(2, 1)), None)[2].live.seconds],
+    "music": speak(music(), 16_000, 8_000),
     "seconds": len(sentence) / 16_000,
     "long": endless(),
     "streams": [name for event in blocks.config["dependencies"] for _, name in event["targets"] if name == "stream"],
@@ -212,6 +218,13 @@ def test_the_microphone_is_transcribed_while_somebody_speaks(lines: list[Any]) -
     line, longest = said["long"]
     assert words(line).startswith("The recording has ended")
     assert longest == pytest.approx(60, abs=2)
+
+
+def test_music_is_not_shown_as_words(lines: list[Any]) -> None:
+    """The model makes words of a chord; their confidence is low."""
+    texts = [words(text) for _, text in lines[0]["music"]]
+    assert texts[-1] == "Something was heard that is no speech, or that this model does not know."
+    assert set(texts) == {"", texts[-1]}
 
 
 def test_a_drafter_that_is_registered_is_shown_with_its_note(lines: list[Any]) -> None:

@@ -1,0 +1,383 @@
+"""Runs the recordings of a `transcribe` call: in batches, or cut at pauses and side by side.
+
+`in_batches` gives each batch to one `generate`, as stock does. `in_pieces` gives each piece of a recording a `generate`
+of its own, whose passes of the decoder are shared.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, WhisperForConditionalGeneration
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.audio.live import Window, cut_at_pauses
+from mmdec.checks.arguments import options_error
+from mmdec.decode.watch import Stopwatch
+from mmdec.generation.model_lock import reading
+from mmdec.generation.speculation import option_names
+from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper
+from mmdec.pipelines.call import Usage, numbered
+from mmdec.pipelines.confidence import confidence, evidence
+from mmdec.pipelines.inputs import silent
+from mmdec.pipelines.transcription.request import TranscriptionRequest, UsageMeter, first_time
+from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, beginnings, moved, words
+from mmdec.targets.whisper import attention_restored, without_own_warnings
+from mmdec.targets.whisper_call import can_twin
+from mmdec.targets.whisper_together import Together
+from mmdec.types import InputError
+
+TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
+UNSURE = 0.7  # a lower confidence of the shipped model names another
+FOR_PEOPLE = "openai/whisper-base"
+Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
+NOBODY = "without a voice"  # of a long recording in which no piece was found
+OnTranscript = Callable[[int, Transcript], None]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What was decoded of one recording, or of a piece of it."""
+
+    segments: list[Segment]
+    language: str | None
+    usage: Usage
+    samples: int
+    features: float  # seconds of computing the features
+    rest: float  # seconds that no stage counts
+
+
+def in_batches(
+    request: TranscriptionRequest,
+    samples: Mapping[int, Tensor],
+    batch_size: int,
+    progress: Progress | None = None,
+    on_transcript: OnTranscript | None = None,
+) -> dict[int, Transcript]:
+    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. Returns the transcripts by index."""
+    transcripts = _silent(request, samples)
+    tell = _in_order(samples, transcripts, on_transcript)
+    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    lengths = {index: len(recording) for index, recording in samples.items() if index not in transcripts}
+    for indices in request.batches(lengths, batch_size):
+        on_window = None if progress is None else _window_progress(progress, done, total, request.whisper)
+        batch = [samples[index] for index in indices]
+        transcripts |= zip(indices, transcribe_batch(request, indices, batch, on_window), strict=True)
+        done += sum(map(len, batch)) / SAMPLE_RATE
+        tell()
+    tell()
+    if progress is not None:
+        progress(total, total)
+    return transcripts
+
+
+def in_pieces(
+    request: TranscriptionRequest,
+    samples: Mapping[int, Tensor],
+    batch_size: int,
+    progress: Progress | None = None,
+    on_transcript: OnTranscript | None = None,
+) -> dict[int, Transcript]:
+    """Transcribe recordings (T,), keyed by index, of which those longer than one window are cut at pauses. `batch_size`
+    pieces are decoded side by side. Returns the transcripts by index."""
+    transcripts = _silent(request, samples)
+    most = request.whisper.extractor.n_samples
+    cuts = {
+        index: cut_at_pauses(recording, most) if request.is_long(len(recording)) else [Window(0, recording)]
+        for index, recording in samples.items()
+        if index not in transcripts
+    }
+    transcripts |= {index: _nothing(request, index, samples[index], NOBODY) for index, cut in cuts.items() if not cut}
+    tell = _in_order(samples, transcripts, on_transcript)
+    pieces = [(index, window) for index, windows in cuts.items() for window in windows]
+    found, together = defaultdict[int, dict[int, Decoded]](dict), Together(batch_size)
+    jobs = (partial(_decoded, request, [index], [window.samples], None, together) for index, window in pieces)
+    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    tell()
+    with _decoding(request):
+        for number, (decoded,) in together.run(jobs):
+            index, window = pieces[number]
+            found[index][window.start] = decoded
+            if len(found[index]) == len(cuts[index]):
+                whole = _joined(sorted(found.pop(index).items()), len(samples[index]))
+                transcripts[index] = _transcript(request, whole)
+                tell()
+            done += len(window.samples) / SAMPLE_RATE
+            if progress is not None:
+                progress(min(done, total), total)
+    if progress is not None:
+        progress(total, total)
+    return transcripts
+
+
+def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
+    """A recording of so many samples, from what was decoded of its pieces; each with the index of its first sample."""
+    if len(parts) == 1 and parts[0][1].samples == samples:
+        return parts[0][1]
+    usage = Usage()
+    for _, part in parts:
+        usage.add(part.usage)
+    segments = [moved(segment, start / SAMPLE_RATE) for start, part in parts for segment in part.segments]
+    longest = max((part for _, part in parts), key=lambda part: part.samples)
+    features, rest = sum(part.features for _, part in parts), sum(part.rest for _, part in parts)
+    return Decoded(segments, longest.language, usage, samples, features, rest)
+
+
+def _in_order(
+    wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
+) -> Callable[[], None]:
+    """A function that tells the caller the transcripts found since, in the order of the recordings."""
+    left = list(wanted)
+
+    def tell() -> None:
+        while on_transcript is not None and left and left[0] in found:
+            index = left.pop(0)
+            on_transcript(index, found[index])
+
+    return tell
+
+
+def _silent(request: TranscriptionRequest, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
+    """The transcripts of silent recordings."""
+    levels = {index: silent(recording) for index, recording in samples.items()}
+    return {index: _nothing(request, index, samples[index], level) for index, level in levels.items() if level}
+
+
+def _nothing(request: TranscriptionRequest, index: int, samples: Tensor, level: str) -> Transcript:
+    """An empty transcript for a silent recording, which the model is not given: it would invent words. level: how
+    silent, in words."""
+    languages = request.languages
+    return Transcript(
+        text="",
+        language=languages if languages is None or isinstance(languages, str) else languages[index],
+        segments=[],
+        tokens=[],
+        rounds=0,
+        tokens_per_round=1.0,
+        timings=_timings(Usage(), 0.0, 0.0),
+        seconds=len(samples) / SAMPLE_RATE,
+        confidence=1.0,
+        windows=0,
+        note=f"the recording is {level}",
+    )
+
+
+def transcribe_batch(
+    request: TranscriptionRequest,
+    indices: Sequence[int],
+    recordings: Sequence[Tensor],
+    on_window: Callable[[Tensor], None] | None,
+) -> list[Transcript]:
+    """Transcribe one batch of 16 kHz recordings (T,), either all within one window or all longer.
+
+    indices: positions of the recordings in the whole call, which select their languages.
+    on_window: called before each window with the progress (B, 2) in frames.
+    """
+    with _decoding(request):
+        return [_transcript(request, one) for one in _decoded(request, indices, recordings, on_window)]
+
+
+def _decoded(
+    request: TranscriptionRequest,
+    indices: Sequence[int],
+    recordings: Sequence[Tensor],
+    on_window: Callable[[Tensor], None] | None,
+    together: Together | None = None,
+) -> list[Decoded]:
+    """Decode one batch, within `_decoding`. together: its jobs' passes are shared. Others: see `transcribe_batch`."""
+    model = request.whisper.model
+    stopwatch = Stopwatch(model.device)
+    inputs = request.features(recordings)
+    features = stopwatch.lap()
+    speculation = request.speculation
+    listeners = (_of_caller(on_window), _of_caller(numbered(speculation.options.on_round, indices)))
+    begins = None
+    if request.timestamps == "word":
+        begins = partial(beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))
+    meter = UsageMeter(model, speculation, len(recordings), *listeners, request.margin, begins, together)
+    arguments = request.arguments(indices, request.is_long(len(recordings[0])))
+    stopwatch.lap()
+    meter.start()
+    output = _generated(request, meter, {**inputs, **arguments})
+    codes = _languages(request.whisper, meter.prompts)
+    texts = [
+        _segments(request, segments, code, len(samples) / SAMPLE_RATE)
+        for segments, code, samples in zip(output["segments"], codes, recordings, strict=True)
+    ]
+    counted = sum(sum(usage.seconds.values()) for usage in meter.usage)
+    rest = (stopwatch.lap() - counted) / len(recordings)
+    samples_read = sum(map(len, recordings))
+    return [
+        Decoded(segments, code, usage, len(samples), features * len(samples) / samples_read, rest)
+        for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
+    ]
+
+
+def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
+    """The transcript of a recording."""
+    whisper, usage = request.whisper, decoded.usage
+    tokens = [token for segment in decoded.segments for token in segment.tokens]
+    seen = evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(whisper.model), decoded.samples)}
+    sure = confidence(seen, request.calibrations, TRANSCRIPT)
+    return Transcript(
+        text=whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+        language=decoded.language,
+        segments=decoded.segments if request.timestamps else [],
+        tokens=tokens,
+        rounds=usage.rounds,
+        tokens_per_round=usage.tokens_per_round,
+        timings=_timings(usage, decoded.features, decoded.rest),
+        seconds=decoded.samples / SAMPLE_RATE,
+        lossless=request.speculation.options.lossless,
+        confidence=sure,
+        calibrated=TRANSCRIPT in request.calibrations,
+        evidence=seen,
+        windows=usage.prompts,
+        note=_advice(whisper, sure),
+    )
+
+
+def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
+    """The output of `generate`. Raises InputError for an option that it refuses, and the caller's own exceptions."""
+    try:
+        return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except _CallerError as error:
+        raise error.own from None
+    except Exception as error:
+        # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
+        if isinstance(error, ValueError) or not meter.prompts:
+            raise options_error(request.given, error, option_names(request.whisper.model)) from error
+        raise
+
+
+def _advice(whisper: LoadedWhisper, sure: float) -> str:
+    """Which model to take where the shipped one, which learned from synthetic voices, is unsure; else ""."""
+    shipped = whisper.directory is not None and whisper.directory.name == DEFAULT_MODEL
+    if not shipped or sure >= UNSURE:
+        return ""
+    return f'{DEFAULT_MODEL} is unsure of this voice; model="{FOR_PEOPLE}" knows recordings of people'
+
+
+def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
+    """Log of text tokens per second. first: the first timestamp token; timestamps are not counted."""
+    return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
+
+
+def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+    parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
+    return {**parts, "total": sum(parts.values()) + rest}
+
+
+def _segments(
+    request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None, seconds: float
+) -> list[Segment]:
+    """transformers' segments with their text and, if requested, words whose times are consistent with them.
+
+    seconds: the recording's length, the latest end of a segment: the model also reads the silence after the sound.
+    """
+    tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
+    special = set(tokenizer.all_special_ids)
+    segments = []
+    for segment in timed:
+        tokens: list[int] = segment["tokens"].tolist()
+        start, end = (min(round(float(segment[name]), 3), seconds) for name in ("start", "end"))
+        spoken = None
+        if request.timestamps == "word":
+            timed_tokens = segment["token_timestamps"]
+            ending = timed_tokens + segment["result"]["token_seconds"][slice(*segment["idxs"])]
+            starts, ends = (
+                [min(round(second, 3), seconds) for second in each.tolist()] for each in (timed_tokens, ending)
+            )
+            text = [index for index, token in enumerate(tokens) if token < first and token not in special]
+            spoken = words(
+                [tokens[index] for index in text],
+                [starts[index] for index in text],
+                [ends[index] for index in text],
+                tokenizer.decode,
+                language not in UNSPACED,
+            )
+        segments.append(Segment(start, end, tokenizer.decode(tokens, skip_special_tokens=True).strip(), tokens, spoken))
+    return agree(segments) if request.timestamps == "word" else segments
+
+
+def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
+    """The language of each recording: the token after the start token in its prompt."""
+    settings: Any = whisper.model.generation_config
+    codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
+    start: int = settings.decoder_start_token_id
+    return [codes.get([*ids, -1][ids.index(start) + 1]) for ids in map(list, prompts)]
+
+
+class _CallerError(Exception):
+    """Wraps an exception of the caller's `progress` or `on_round`, so that it is not attributed to an option."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__(str(own))
+        self.own = own
+
+
+def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Wrap a callback so that its exceptions are recognised as the caller's."""
+    if function is None:
+        return None
+
+    def called(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            raise _CallerError(error) from error
+
+    return called
+
+
+def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
+    """Make the callback `on_window`, which turns a window's progress in frames into a call of `progress`, in seconds of
+    sound.
+
+    done: seconds of sound in earlier batches. total: seconds of sound in all batches.
+    """
+    seconds = whisper.extractor.hop_length / SAMPLE_RATE
+    return lambda frames: progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
+
+
+@contextmanager
+def _decoding(request: TranscriptionRequest) -> Iterator[None]:
+    """Hold what a call of `generate` needs: locks, warnings."""
+    model, words = request.whisper.model, request.timestamps == "word"
+    with _attention(model, words, request.speculation.networks), without_own_warnings():
+        yield
+
+
+@contextmanager
+def _attention(
+    model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
+) -> Iterator[None]:
+    """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
+
+    words: word timestamps are wanted, which hides a NumPy 2 warning. If modules have a `forward` of their own,
+        `generate` sets the model's attention to "eager" and leaves it, so the lock is exclusive: a mask made for one
+        implementation must not be used by another.
+    """
+    if not words:
+        with reading(model, *others):
+            yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
+        if can_twin(model):
+            with reading(model, *others):
+                yield
+            return
+        with reading(*others, writing=[model]), attention_restored(model):
+            yield

@@ -1,0 +1,170 @@
+"""Several recordings decoded at once, each by a `generate` of its own, with one pass of the decoder for all of them.
+
+Each job runs in a thread, but only one thread runs at a time: a job runs until it needs a pass of a model, and waits.
+When all of them wait, the caller's thread computes their passes together, and lets each go on. A job that has ended
+makes room for the next at once. So a recording may be in its first window while another is decoded again at a higher
+temperature, and nothing has to be padded.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, final
+
+import torch
+
+from mmdec.decode.watch import Stopwatch, handed_over
+
+T = TypeVar("T")
+Part = TypeVar("Part")
+Several = Callable[[Sequence[Any]], Sequence[Any]]  # the parts of one pass -> their results
+
+
+class _Dropped(BaseException):
+    """Ends the thread of a job whose result nobody waits for any more."""
+
+
+@final
+@dataclass(frozen=True)
+class _Wish:
+    """What a job waits for: a function's result. `several`: it takes the parts of all jobs at once."""
+
+    several: Several
+    part: Any
+    shared: bool
+    inference: bool  # whether the job runs in inference mode
+
+    def run(self, parts: Sequence[Any]) -> Sequence[Any]:
+        with torch.inference_mode(self.inference), torch.no_grad():
+            return self.several(parts)
+
+
+@final
+class _Job(Generic[T]):
+    """One job, in a thread that runs only within `go_on`."""
+
+    def __init__(self, function: Callable[[], T], current: threading.local) -> None:
+        self.wish: _Wish | None = None  # None: it has ended
+        self.result: T | None = None
+        self._error: BaseException | None = None
+        self._answer: tuple[Any, float] = None, 0.0  # or an exception, and the seconds
+        self._dropped = False
+        self._mine, self._callers = threading.Semaphore(0), threading.Semaphore(0)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self._run, function, current), daemon=True)
+        threads = torch.get_num_threads()
+        self._thread.start()
+        self._callers.acquire()
+        torch.set_num_threads(threads)  # the thread has changed those of threads that start later
+
+    def go_on(self, answer: Any = None, seconds: float = 0.0) -> None:
+        """Let the job run until it wishes for something or ends. Raises its exception.
+
+        answer: the result of its last wish, or an exception that it raises there. seconds: the job's share of the time
+            that this took.
+        """
+        self._answer = answer, seconds
+        self._mine.release()
+        self._callers.acquire()
+        if self.wish is None and self._error is not None:
+            raise self._error
+
+    def drop(self) -> None:
+        """End the job's thread."""
+        self._dropped = True
+        self._mine.release()
+        self._thread.join()
+
+    def wait(self, wish: _Wish) -> Any:
+        """Called by the job: wait for a wish."""
+
+        def wait() -> tuple[Any, float]:
+            self.wish = wish
+            self._callers.release()
+            self._mine.acquire()
+            if self._dropped:
+                raise _Dropped
+            return self._answer
+
+        answer = handed_over(wait)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _run(self, function: Callable[[], T], current: threading.local) -> None:
+        torch.set_num_threads(1)  # of this thread: the caller's computes all that is large
+        self._callers.release()
+        self._mine.acquire()
+        current.job = self
+        try:
+            self.result = function()
+        except BaseException as error:
+            self._error = error
+        self.wish = None
+        self._callers.release()
+
+
+@final
+class Together:
+    """Runs jobs side by side. What they ask of `alone` and `pass_of` runs in the thread that calls `run`."""
+
+    def __init__(self, width: int) -> None:
+        """width: jobs at a time."""
+        self._width, self._current = width, threading.local()
+
+    def alone(self, function: Callable[[], T]) -> T:
+        """Called by a job: the result of a function, computed by the caller's thread."""
+        wish = _Wish(lambda parts: [part() for part in parts], function, False, torch.is_inference_mode_enabled())
+        return self._current.job.wait(wish)
+
+    def pass_of(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
+        """Called by a job: the result of its part of a pass that other jobs share. several: computes the pass."""
+        return self._current.job.wait(_Wish(several, part, True, torch.is_inference_mode_enabled()))
+
+    def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
+        """Run jobs, and yield the number and the result of each as it ends. Jobs are taken when there is room.
+
+        Raises: the exception of a job, after which the others are dropped.
+        """
+        waiting, jobs = enumerate(functions), dict[int, _Job[T]]()
+        stopwatch = Stopwatch()
+        try:
+            while True:
+                while len(jobs) < self._width and (following := next(waiting, None)) is not None:
+                    number, function = following
+                    jobs[number] = _Job(function, self._current)
+                    jobs[number].go_on()
+                    _serve(jobs[number], stopwatch)
+                ended = [number for number, job in jobs.items() if job.wish is None]
+                for number in ended:
+                    job = jobs.pop(number)
+                    job.drop()
+                    yield number, job.result  # type: ignore[misc] # it has ended without an exception
+                if ended:
+                    continue
+                if not jobs:
+                    return
+                wishes = [job.wish for job in jobs.values() if job.wish is not None]
+                stopwatch.lap()
+                answers = wishes[0].run([wish.part for wish in wishes])
+                seconds = stopwatch.lap() / len(jobs)
+                for job, answer in zip([*jobs.values()], answers, strict=True):
+                    job.go_on(answer, seconds)
+                    _serve(job, stopwatch)
+        finally:
+            for job in jobs.values():
+                job.drop()
+
+
+def _serve(job: _Job[Any], stopwatch: Stopwatch) -> None:
+    """Compute what a job wishes alone, until it wishes for a shared pass or ends."""
+    while (wish := job.wish) is not None and not wish.shared:
+        stopwatch.lap()
+        try:
+            answer = wish.run([wish.part])[0]
+        except Exception as error:
+            answer = error
+        job.go_on(answer, stopwatch.lap())

@@ -1,0 +1,159 @@
+"""Recordings cut at pauses and decoded side by side: each says what `transcribe` says of its pieces, one by one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmdec
+from mmdec.audio.live import cut_at_pauses
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.targets.whisper import WhisperTarget
+from tests.support.live_sound import RATE, noise, talk
+
+WINDOW = 30 * RATE
+LONG = talk([0.9, ("sentence", None), 0.8, ("paragraph", None), 2.6, ("unseen_voice", None), 0.7, ("sentence", None)])
+SOUNDS = [
+    talk([("sentence", None)]),
+    LONG,
+    talk([0.4, ("paragraph", 9.0)], 1e-4),
+    torch.zeros(2 * RATE),
+    talk([("unseen_voice", None), 0.6, ("paragraph", None), 0.6, ("paragraph", None)]),
+    talk([("unseen_voice", None), 0.5]),
+]
+
+
+@pytest.fixture(scope="module")
+def whisper() -> LoadedWhisper:
+    return load_whisper("whisper-phrasebook", "cpu")
+
+
+def pieces(sound: Tensor) -> list[Tensor]:
+    return [window.samples for window in cut_at_pauses(sound, WINDOW)] if len(sound) > WINDOW else [sound]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"drafter": None},
+    "heads": {"drafter": "medusa", "num_speculative_tokens": 5},
+    "lookup": {"drafter": "lookup", "language": "en"},
+    "segments": {"timestamps": "segment"},
+    "words": {"timestamps": "word"},
+    "prompted": {"prompt": "The train is late.", "repetition_penalty": 1.2},
+    "sampled": {"temperature": 0.7, "seed": 3, "do_sample": True},
+    "fallback": {"temperature": (0.0, 0.4), "logprob_threshold": -0.02, "seed": 5},
+    "short context": {"audio_context": "auto"},
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_side_by_side_says_what_one_after_another_says(whisper: LoadedWhisper, name: str) -> None:
+    options = {**WAYS[name], "sample_rate": RATE, "model": whisper}
+    together = mmdec.transcribe(SOUNDS, cut_at_pauses=True, batch_size=4, **options)
+    assert max(map(len, map(pieces, SOUNDS))) > 1
+    for sound, found in zip(SOUNDS, together, strict=True):
+        wanted = [mmdec.transcribe(piece, **options) for piece in pieces(sound)]
+        assert found.tokens == [token for one in wanted for token in one.tokens]
+        assert found.text.split() == " ".join(one.text for one in wanted).split()
+        assert found.windows == sum(one.windows for one in wanted)
+        assert found.seconds == pytest.approx(len(sound) / RATE)
+        if len(wanted) == 1:
+            assert found.segments == wanted[0].segments
+            assert found.confidence == pytest.approx(wanted[0].confidence, abs=1e-4)
+        ends = [time for part in found.segments for time in (part.start, part.end)]
+        assert ends == sorted(ends)
+        assert not ends or ends[-1] <= found.seconds
+
+
+def test_times_count_from_the_recordings_beginning(whisper: LoadedWhisper) -> None:
+    """The words of a late piece are where its sound is, not at the beginning."""
+    found = mmdec.transcribe(LONG, sample_rate=RATE, model=whisper, cut_at_pauses=True, timestamps="word")
+    windows = cut_at_pauses(LONG, WINDOW)
+    assert len(windows) > 1
+    late = [word for part in found.segments for word in part.words or () if word.start >= windows[-1].start / RATE]
+    wanted = mmdec.transcribe(windows[-1].samples, sample_rate=RATE, model=whisper, timestamps="word")
+    assert [word.text for word in late] == [word.text for part in wanted.segments for word in part.words or ()]
+
+
+def test_pieces_are_near_thirty_seconds_and_hold_all_that_is_said() -> None:
+    windows = cut_at_pauses(LONG, WINDOW)
+    assert all(window.start + len(window.samples) <= after.start for window, after in pairwise(windows))
+    assert all(len(window.samples) <= WINDOW for window in windows)
+    between = [
+        LONG[one.end : after.start].abs().max() if one.end < after.start else 0.0 for one, after in pairwise(windows)
+    ]
+    assert max(between) < 1e-3
+
+
+def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two, a third takes the place of the first that ends, while the other goes on."""
+    seen, real = list[set[int]](), WhisperTarget.score_several
+
+    def several(self: WhisperTarget, drafts: Any) -> Any:
+        seen.append({id(session) for session, _ in drafts})
+        kept.extend(session for session, _ in drafts)
+        return real(self, drafts)
+
+    kept = list[Any]()  # so that no two have the same id
+    monkeypatch.setattr(WhisperTarget, "score_several", several)
+    sounds = [talk([("sentence", None)]), talk([("paragraph", 12.0)]), talk([("sentence", None)])]
+    mmdec.transcribe(sounds, sample_rate=RATE, model=whisper, cut_at_pauses=True, batch_size=2, drafter=None)
+    assert max(map(len, seen)) == 2
+    pairs = {frozenset(pair) for pair in seen if len(pair) == 2}
+    assert len(pairs) == 2
+    assert len(frozenset.intersection(*pairs)) == 1
+
+
+def test_transcripts_are_told_in_order_as_they_are_done(whisper: LoadedWhisper) -> None:
+    told, done = list[tuple[int, str]](), list[float]()
+    sounds = [talk([("paragraph", 20.0)]), talk([("sentence", None)]), noise(0.0), talk([("sentence", None)])]
+    sounds[2] = torch.zeros(RATE)
+    found = mmdec.transcribe(
+        sounds,
+        sample_rate=RATE,
+        model=whisper,
+        cut_at_pauses=True,
+        batch_size=2,
+        progress=lambda now, _: done.append(now),
+        on_transcript=lambda index, one: told.append((index, one.text)),
+    )
+    assert told == [(index, one.text) for index, one in enumerate(found)]
+    assert done == sorted(done)
+    assert done[-1] == pytest.approx(sum(map(len, sounds)) / RATE)
+
+
+class Stop(Exception):
+    """Of a listener."""
+
+
+@pytest.mark.parametrize("listener", ["on_round", "on_transcript", "progress"])
+def test_an_exception_of_a_listener_ends_all_jobs(whisper: LoadedWhisper, listener: str) -> None:
+    def stop(*_: object) -> None:
+        raise Stop
+
+    before = threading.active_count()
+    options: dict[str, Any] = {listener: stop}
+    with pytest.raises(Stop):
+        mmdec.transcribe(SOUNDS, sample_rate=RATE, model=whisper, cut_at_pauses=True, **options)
+    assert threading.active_count() <= before
+
+
+def test_a_refused_option_ends_all_jobs(whisper: LoadedWhisper) -> None:
+    before = threading.active_count()
+    with pytest.raises(mmdec.InputError, match="nonsense"):
+        mmdec.transcribe(SOUNDS, sample_rate=RATE, model=whisper, cut_at_pauses=True, nonsense=1)
+    assert threading.active_count() <= before
+
+
+def test_seconds_of_jobs_are_shared(whisper: LoadedWhisper) -> None:
+    """A job's seconds do not count those in which others worked."""
+    start = time.perf_counter()
+    found = mmdec.transcribe(SOUNDS, sample_rate=RATE, model=whisper, cut_at_pauses=True)
+    took = time.perf_counter() - start
+    assert sum(one.timings["total"] for one in found) <= took
+    assert all(min(one.timings.values()) >= 0 for one in found)
