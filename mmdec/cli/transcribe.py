@@ -104,7 +104,7 @@ CutAtPauses = Annotated[
     typer.Option(
         "--cut-at-pauses",
         help="Cut long recordings at pauses, and transcribe the pieces of all recordings side by side, --batch-size at "
-        "a time: many or long ones share passes of the decoder, but not the stock model's way.",
+        "a time: they share passes of the decoder. The stock model's windows are others.",
     ),
 ]
 Temperature = Annotated[

@@ -95,7 +95,7 @@ class WhisperTarget(EncodedTarget):
             tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
             places = torch.tensor(positions, device=draft.tokens.device)
             pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, session.cache))
-        states = drafts[0][0].reader.together(pieces)
+        states: Tensor = drafts[0][0].reader.together(pieces)
         sizes = [piece.ids.shape[1] for piece in pieces]
         parts = zip(vocabulary_scores(self.model.proj_out, states).split(sizes, 1), states.split(sizes, 1), strict=True)
         for (session, _), size in zip(drafts, sizes, strict=True):
