@@ -27,6 +27,7 @@ from mmdec.ops.dag import (
     expected_states,
     log_softmax_gather,
 )
+from mmdec.ops.dag_beam import Trigram, beam_path
 from mmdec.ops.dag_decode import LatticePath, LatticeStrategy, decode_lattice
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
@@ -65,10 +66,9 @@ class Lattice:
         """Log-probabilities of all units, fp32: (B, L, V). Training needs only some: see `matches`."""
         return self.logits.float().log_softmax(-1)
 
-    @property
-    def scores(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What chooses a path: emissions (B, L, V), links (B, L, L), lengths (B,)."""
-        return self.emissions, self.links, self.lengths
+    def beam(self, ngram: Trigram | None, collapse: bool) -> LatticePath:
+        """Choose each row's path as `ops.dag_beam.beam_path` does."""
+        return beam_path(self.emissions, self.links, self.lengths, ngram, collapse=collapse, bos=BOS, eos=EOS)
 
     def matches(self, units: Tensor) -> Tensor:
         """log P(y_t | v_j) of units (B, M): (B, M, L), without a log-softmax of the whole vocabulary."""

@@ -32,7 +32,6 @@ from mmdec.nn.ar_decoder import ArDecoder
 from mmdec.nn.dag_decoder import BOS
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.source import Source
-from mmdec.ops.dag_beam import beam_path
 from mmdec.pipelines.confidence import Calibration, confidence
 from mmdec.pipelines.translation.evidence import of_heard, of_path, of_vertices, second_opinion
 from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
@@ -244,8 +243,7 @@ class SpeechTranslator:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         collapse = self.decoding.collapse
         if strategy == "beam":
-            ngram = getattr(self.model, "written", None)
-            path = beam_path(*lattice.scores, ngram, collapse=collapse, specials=SPECIALS, bos=BOS, eos=EOS)
+            path = lattice.beam(getattr(self.model, "written", None), collapse)
         else:
             path = lattice.path(
                 strategy,
