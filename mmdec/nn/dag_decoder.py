@@ -68,7 +68,9 @@ class Lattice:
 
     def beam(self, ngram: Trigram | None, collapse: bool) -> LatticePath:
         """Choose each row's path as `ops.dag_beam.beam_path` does."""
-        return beam_path(self.emissions, self.links, self.lengths, ngram, collapse=collapse, bos=BOS, eos=EOS)
+        return beam_path(
+            self.emissions, self.links, self.lengths, ngram, collapse=collapse, specials=UNK + 1, bos=BOS, eos=EOS
+        )
 
     def matches(self, units: Tensor) -> Tensor:
         """log P(y_t | v_j) of units (B, M): (B, M, L), without a log-softmax of the whole vocabulary."""

@@ -52,7 +52,7 @@ def beam_path(
     ngram: Trigram | None = None,
     *,
     collapse: bool = False,
-    specials: int = 3,
+    specials: int = 4,
     bos: int = 0,
     eos: int = 2,
 ) -> LatticePath:

@@ -64,7 +64,7 @@ def test_a_wide_beam_finds_the_best_of_all_texts(
     for name, value in {"TEXTS": 10_000, "TOKENS": 6, "JUMPS": 6, "LEAST_TOKEN": -99.0, "LEAST_JUMP": -99.0}.items():
         monkeypatch.setattr(dag_beam, name, value)
     emissions, links = lattice(seed, 6)
-    path = beam_path(emissions[None], links[None], torch.tensor([6]), ngram, collapse=collapse)
+    path = beam_path(emissions[None], links[None], torch.tensor([6]), ngram, collapse=collapse, specials=3)
     count = int(path.lengths[0])
     text = tuple(path.tokens[0, 1 : count - 1].tolist())
     texts = all_texts(emissions, links, collapse)
@@ -78,9 +78,9 @@ def test_rows_of_a_batch_are_as_alone(seed: int) -> None:
     emissions, links = torch.full((4, 9, 6), torch.nan), torch.full((4, 9, 9), -torch.inf)
     for row, (own, jumps) in enumerate(rows):
         emissions[row, : len(own)], links[row, : len(own), : len(own)] = own, jumps
-    path = beam_path(emissions, links, torch.tensor([9, 1, 5, 2]), Ngram())
+    path = beam_path(emissions, links, torch.tensor([9, 1, 5, 2]), Ngram(), specials=3)
     for row, (own, jumps) in enumerate(rows):
-        alone = beam_path(own[None], jumps[None], torch.tensor([len(own)]), Ngram())
+        alone = beam_path(own[None], jumps[None], torch.tensor([len(own)]), Ngram(), specials=3)
         count = int(alone.lengths[0])
         assert path.tokens[row, :count].equal(alone.tokens[0])
         assert bool((path.tokens[row, count:] == -1).all())
@@ -92,6 +92,6 @@ def test_rows_of_a_batch_are_as_alone(seed: int) -> None:
 
 def test_an_impossible_lattice_has_an_empty_text() -> None:
     emissions = torch.zeros(1, 4, 6).log_softmax(-1)
-    path = beam_path(emissions, torch.full((1, 4, 4), -torch.inf), torch.tensor([4]))
+    path = beam_path(emissions, torch.full((1, 4, 4), -torch.inf), torch.tensor([4]), specials=3)
     assert path.tokens.tolist() == [[BOS, EOS]]
     assert path.scores.tolist() == [-math.inf]
