@@ -108,7 +108,8 @@ class EncodedTarget(HfTarget, ABC):
         config: Any = model.config.get_text_config(decoder=True)
         check_attention(config)
         self.model, self.layers, self.positions = model, layers, positions
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        output = model.get_output_embeddings()  # quantised ones have no tensor of weights
+        self.vocab_size: int = getattr(output, "out_features", None) or output.weight.shape[0]
         self.hidden_size: int = config.hidden_size
 
     @abstractmethod
