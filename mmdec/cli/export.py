@@ -43,7 +43,7 @@ def onnx(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for encoder.onnx and graph.onnx.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a translator's encoder and graph as ONNX. Needs the extra mmdec[onnx]."""
+    """Write a translator's encoder and graph as ONNX. Needs the extra `onnx`."""
     from mmdec.hub.onnx import export_onnx
 
     folder = export_onnx(model, output)
