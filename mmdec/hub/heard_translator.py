@@ -162,9 +162,9 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
     Damaged files may also raise other errors, which the caller must turn into one that names the folder.
     """
     encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
-    state = unpack_rows(read_weights([encoder, rest]))
-    check_finite_weights(state, directory)  # a scale may be too large for its row
-    spoken_state = unpack_rows(read_weights([spoken]))
+    state, spoken_state = (unpack_rows(read_weights(files)) for files in ([encoder, rest], [spoken]))
+    for weights in (state, spoken_state):
+        check_finite_weights(weights, directory)  # a scale may be too large for its row
     check_counts(config["architecture"], state)
     check_counts(config["voice"], spoken_state)
     sizes = HeardTranslatorConfig.from_dict(config["architecture"])
