@@ -101,8 +101,9 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.state_dict().items()}
     model.load_state_dict(state | reader)
-    model.ngram = base.model.ngram if runs.model else None
-    model.written = base.model.written if runs.model else None
+    if runs.model:  # an n-gram counts the pieces that it was made of
+        model.ngram = base.model.ngram if pieces.names == base.pieces.names else None
+        model.written = base.model.written if english.names == base.english.names else None
     if runs.ngram:
         model.ngram = french_ngram(runs.ngram, pieces)
     if runs.english_ngram:
