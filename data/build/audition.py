@@ -93,8 +93,7 @@ def transcripts(whisper: str, recordings: Sequence[tuple[str, Path]]) -> Iterato
     from transformers.modeling_outputs import BaseModelOutput
 
     from mmdec.audio import load_audio
-    from mmdec.hub.whisper import load_whisper
-    from mmdec.hub.whisper_encoder import load_encoder
+    from mmdec.hub.whisper import load_encoder, load_whisper
     from mmdec.nn.whisper_encoder import read_states
 
     loaded, encoder = load_whisper(whisper, "cpu"), load_encoder(whisper)

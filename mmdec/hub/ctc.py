@@ -1,6 +1,6 @@
 """Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a card.
 
-model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.row_int8`), the draft vocabulary, and the merges of the
+model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the merges of the
 model's tokenizer, by which what is heard becomes the model's tokens: the folder needs no tokenizer beside it. An n-gram
 of pieces may lie there, too (`lm.arpa`).
 """
@@ -24,7 +24,7 @@ from mmdec.checks.weights import WHOLE, checked_file, damaged, fill, read_settin
 from mmdec.drafters.ctc import Ctc
 from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
-from mmdec.nn.row_int8 import pack_rows, unpack_rows
+from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.nn.token_pieces import Merges, TokenPieces
 from mmdec.phonetics.ngram import NGram
 from mmdec.types import InputError

@@ -34,10 +34,9 @@ from mmdec.hub.translator_files import (
 )
 from mmdec.nn.ctc_beam import PieceNGram
 from mmdec.nn.fastspeech2 import FastSpeech2Config
-from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
-from mmdec.nn.row_int8 import pack_rows, unpack_rows
+from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
+from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.nn.vocoder import OURS, MelKind
-from mmdec.nn.voice import PhoneVoice
 from mmdec.nn.whisper_encoder import WhisperEncoderConfig, sinusoid_positions
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller

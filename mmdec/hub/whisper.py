@@ -18,12 +18,25 @@ from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalG
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, lies_inside, read_settings
+from mmdec.checks.weights import (
+    NOT_FOLLOWED,
+    check_counts,
+    check_generation,
+    damaged,
+    fill,
+    fill_pretrained,
+    lies_inside,
+    read_settings,
+    read_weights,
+    shards,
+)
 from mmdec.drafters.registry import drafter_names
+from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS
-from mmdec.nn.int8_linear import quantise_linears
+from mmdec.nn.int8 import quantise_linears
+from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
 from mmdec.targets.attention import ALONE
 from mmdec.types import Drafter, InputError
 
@@ -210,3 +223,30 @@ def check_extractor(folder: Path) -> None:
                     f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
                     "Fetch it again."
                 )
+
+
+KINDS = (KIND, "daspeech")  # models that have such an encoder
+PREFIX = "model.encoder."
+
+
+def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
+    """Load the encoder of a Whisper or of a `HeardTranslator`, by shipped name, folder or hub id; in float32, frozen.
+
+    Raises: InputError if there is no such model, or its files are damaged.
+    """
+    folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
+    settings = read_settings(folder / "config.json")
+    if kind(folder) == "daspeech":
+        return heard_parts(folder).model.encoder.eval().requires_grad_(False)
+    if settings.get("model_type") != KIND:
+        raise InputError(
+            f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."
+        )
+    try:
+        config = WhisperEncoderConfig.of(settings)
+    except KeyError as error:
+        raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Fetch it again.") from None
+    weights = read_weights(shards(folder, prefixes=(PREFIX,)), prefixes=(PREFIX,))
+    check_counts(settings, weights)
+    state = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    return fill(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)

@@ -2,7 +2,8 @@
 
 The head's transcript is collapsed to places, each with its best pieces and their probabilities (`nn/ctc_head.py`). The
 reader encodes them, and from its states the graph and the autoregressive decoder write English pieces
-(`nn/piece_reader.py`). The voice is a separate network.
+(`nn/piece_reader.py`). The voice, `PhoneVoice`, speaks any text: it makes log-mel frames from phones, whatever their
+spelling (`phonetics/spelling.py`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,47 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mmdec.nn.ctc_beam import PieceNGram, read_pieces
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, Heard, best_pieces
 from mmdec.nn.dag_decoder import DagDecoder, Lattice
+from mmdec.nn.daspeech import Source
+from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
-from mmdec.nn.source import Source
 from mmdec.nn.whisper_encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
 from mmdec.types import InputError
+
+PAD, EOS = 1, 2  # ids of the first special phones: <s>, <pad>, </s>, <unk>
+
+
+class PhoneVoice(nn.Module):
+    """Phones in, log-mel frames for `Vocoder` out. A row does not depend on the other rows of its batch.
+
+    config: sizes. num_phones: number of phones in `phones.json`, which begins with the four special ones.
+    """
+
+    def __init__(self, config: FastSpeech2Config, num_phones: int) -> None:
+        super().__init__()
+        self.config = config
+        self.tts = FastSpeech2(config, num_phones)  # as in the acoustic stage of training: its checkpoints fit
+
+    def forward(self, phones: Tensor, lengths: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
+        """Speak phones.
+
+        phones: (B, N) ids without <s>, </s> and pauses at the ends; values beyond a row's length are not read.
+        lengths: (B,) number of phones; 0 gives no frames.
+        max_frames: the most frames of a row, 16 ms each; longer rows are cut.
+
+        Returns: mel (B, F, 80), natural log, zeros beyond a row's frames; frames (B,).
+        """
+        places = torch.arange(phones.shape[1] + 1, device=phones.device)
+        units = F.pad(phones, (0, 1)).masked_fill(places >= lengths[:, None], PAD)  # (B, N + 1)
+        units = units.masked_fill(places == lengths[:, None], EOS)
+        output = self.tts(self.tts.embed(units), lengths + 1, max_frames=max_frames)
+        return output.mel, output.mel_lengths
 
 
 @dataclass(frozen=True)

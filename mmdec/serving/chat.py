@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 import mmdec
-from mmdec.pipelines.description.dialogues import Dialogue
+from mmdec.pipelines.description.chat import Dialogue
 from mmdec.serving.engines import Answering
 from mmdec.serving.server import ApiError, EventStream, Server, server_of
 from mmdec.serving.waiting import Job

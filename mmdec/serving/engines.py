@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 import mmdec
-from mmdec.pipelines.description.dialogues import Dialogue, answer
+from mmdec.pipelines.description.chat import Dialogue, answer
 from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
 from mmdec.pipelines.translation.translator import SpeechTranslator

@@ -14,7 +14,7 @@ from mmdec.nn.ar_decoder import ArCache, ArDecoder
 from mmdec.nn.dag_decoder import BOS as BOS  # the special units, exported from here
 from mmdec.nn.dag_decoder import EOS as EOS
 from mmdec.nn.dag_decoder import PAD as PAD
-from mmdec.nn.source import Source as Source
+from mmdec.nn.daspeech import Source as Source
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.targets.cache import RowLayout
 from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict

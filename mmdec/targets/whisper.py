@@ -29,7 +29,7 @@ from transformers.generation.logits_process import (
 )
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from mmdec.nn.int8_linear import quantised
+from mmdec.nn.int8 import quantised
 from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.fast_pass import FastRun, fast_pass

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
 
-from mmdec.nn.int8_linear import Int8Linear
+from mmdec.nn.int8 import Int8Linear
 from mmdec.targets.attention import ALONE, over_all, over_past
 from mmdec.targets.hf_target import hooked
 

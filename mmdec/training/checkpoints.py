@@ -151,7 +151,7 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
         return state
-    from mmdec.nn.row_int8 import unpack_rows  # here: the callbacks of all recipes load no network's modules
+    from mmdec.nn.int8 import unpack_rows  # here: the callbacks of all recipes load no network's modules
 
     weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"), "start")
     return {prefix + name: tensor for name, tensor in weights.items()}

@@ -13,7 +13,7 @@ import mmdec
 from mmdec import InputError
 from mmdec.audio import load_audio
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.nn.int8_linear import Int8Linear, levels, quantised
+from mmdec.nn.int8 import Int8Linear, levels, quantised
 from mmdec.training.metrics.word_errors import rate, word_edits
 from tests.conftest import buzz
 

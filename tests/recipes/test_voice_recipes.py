@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mmdec.audio import load_audio, save_audio
 from mmdec.nn.fastspeech2 import FastSpeech2Config
+from mmdec.nn.heard_translator import PhoneVoice
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.nn.voice import PhoneVoice
 from mmdec.training.__main__ import TrainingCLI
 from mmdec.training.daspeech.acoustic import AcousticData, AcousticModule
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems

@@ -12,9 +12,8 @@ from mmdec.nn.ar_decoder import ArConfig
 from mmdec.nn.ctc_head import CtcHeadConfig
 from mmdec.nn.dag_decoder import DagConfig
 from mmdec.nn.fastspeech2 import FastSpeech2Config
-from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
+from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
 from mmdec.nn.piece_reader import ReaderConfig
-from mmdec.nn.voice import PhoneVoice
 from mmdec.nn.whisper_encoder import WhisperEncoderConfig, sinusoid_positions
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces
 from mmdec.phonetics.spelling import Speller

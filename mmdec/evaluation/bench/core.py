@@ -22,9 +22,9 @@ from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
 from mmdec.evaluation.bench.pairing import comparison, paired, prepared, turned
 from mmdec.evaluation.bench.report import WALL, BenchReport, Exactness, Quantity
+from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.generation.speculation import generate, speculate
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, no_log
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
 
 SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters

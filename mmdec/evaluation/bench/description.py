@@ -20,12 +20,11 @@ from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Kind
 from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, questions_of
-from mmdec.evaluation.quality.harness import Measurements, Method, parse_plan
+from mmdec.evaluation.quality.harness import Log, Measurements, Method, dtype_of, no_log, parse_plan
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.describe import AUTO, as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import InputError, MmdecError

@@ -20,12 +20,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.evaluation.bench.pairing import comparison, paired, prepared
 from mmdec.evaluation.bench.report import BenchReport, Exactness
+from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, no_log
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width

@@ -30,12 +30,11 @@ from mmdec.drafters.registry import drafter_names, named_drafter
 from mmdec.evaluation.bench.pairing import compare, comparisons, recorded
 from mmdec.evaluation.bench.report import WALL, BenchReport, Comparison, Exactness, Kind, Quantity
 from mmdec.evaluation.bench.text_prompts import BEGINNINGS, INSTRUCTIONS, TextPrompt, read_prompts
-from mmdec.evaluation.quality.harness import Harness, Measurement, Measurements, Method, counted, quiet
+from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Measurements, Method, counted, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.language_model import LoadedLanguageModel, load_language_model
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, no_log
 from mmdec.training.corpora.image_text import by_task
 from mmdec.types import Drafter, InputError, MmdecError
 

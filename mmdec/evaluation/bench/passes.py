@@ -20,9 +20,9 @@ from mmdec.checks.devices import check_device
 from mmdec.evaluation.bench.pairing import comparison, paired, prepared
 from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, Run, binary_tree, compare, speech_rounds, twin
 from mmdec.evaluation.bench.report import BenchReport, Exactness
+from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.ops.kernels import why_not
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, no_log
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.fast_pass import fast_pass
 from mmdec.types import InputError

@@ -29,18 +29,17 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.bench.pairing import comparison, paired
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
+from mmdec.evaluation.quality.harness import Log, dtype_of, no_log
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
-from mmdec.nn.daspeech import DASpeech, DASpeechConfig
-from mmdec.nn.source import Source
+from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Source
 from mmdec.ops.dag_decode import LatticePath
 from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # English phones for a second of French, as in the phrasebook

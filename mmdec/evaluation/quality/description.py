@@ -22,7 +22,7 @@ import torch
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
-from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
+from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, dtype_of, no_log, quiet
 from mmdec.generation.run import DraftedBy
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.call import BatchError
@@ -31,7 +31,6 @@ from mmdec.pipelines.description.describe import AUTO, as_drafter, describe, rea
 from mmdec.pipelines.description.prompts import render, tensors, user_message
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE
 from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, read_questions, swapped

@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from mmdec.decode.budget import Nodes
 from mmdec.generation.run import DraftedBy
-from mmdec.runtime import Log
 from mmdec.types import InputError, MmdecError
 
 PLAN = re.compile(r"(\d+)(?:x(\d+))?")
 GREEDY = "greedy"
+CPU = torch.device("cpu")
+Log = Callable[[str], None]  # receives a progress message
 Input = TypeVar("Input")  # the input to decode: a recording, a question
+
+
+def no_log(line: str) -> None:
+    """Drop a progress message."""
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The dtype of a network's first parameter."""
+    return next(module.parameters()).dtype
 
 
 @dataclass(frozen=True)

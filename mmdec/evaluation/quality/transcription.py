@@ -27,7 +27,7 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
-from mmdec.evaluation.quality.harness import Harness, Measurement, Method, counted, quiet
+from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, dtype_of, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
@@ -36,7 +36,6 @@ from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.transcription.request import Spoken, TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced

@@ -22,16 +22,15 @@ import torch
 from mmdec.audio import load_audio, resample
 from mmdec.checks.arguments import check_threads
 from mmdec.decode.watch import Stopwatch
+from mmdec.evaluation.quality.harness import Log, dtype_of, no_log
 from mmdec.hub.daspeech import DEFAULT_MODEL
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import translate_speech
 from mmdec.provenance import hardware
-from mmdec.runtime import Log, dtype_of, no_log
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.corpora.text_files import check_limit, evenly_spaced, read_table
-from mmdec.training.corpora.text_pairs import references_of
+from mmdec.training.corpora.text_files import check_limit, evenly_spaced, read_table, references_of
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.types import InputError

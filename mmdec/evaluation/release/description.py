@@ -21,6 +21,7 @@ from mmdec.drafters.registry import auto_names
 from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, evaluate_vlm, questions_of
 from mmdec.evaluation.quality.drafter_pairs import BATCH as DRAFTED_TOGETHER
 from mmdec.evaluation.quality.drafter_pairs import counts, difference
+from mmdec.evaluation.quality.harness import dtype_of
 from mmdec.evaluation.release.promotable import Card, Promotable, Report, Setting, rate_cell
 from mmdec.hub.drafters import CONFIG, PICTURE, load_drafter, read_network
 from mmdec.hub.publish import PROVENANCE
@@ -28,7 +29,6 @@ from mmdec.hub.vlm import load_vlm
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.pipelines.threads import keep_threads
 from mmdec.provenance import CARD, hardware, weights
-from mmdec.runtime import dtype_of
 from mmdec.types import InputError
 
 CHAIN = 7  # drafted tokens in a round, as in training's scores: independent of the machine's speed

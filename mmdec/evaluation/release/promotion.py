@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from mmdec import hub
 from mmdec.checks.files import read_object
+from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.evaluation.release.description import DESCRIPTION, DRAFTERS
 from mmdec.evaluation.release.promotable import Promotable, Report, Setting, render
 from mmdec.evaluation.release.transcription import TRANSCRIPTION
@@ -29,7 +30,6 @@ from mmdec.hub.daspeech import layout
 from mmdec.hub.publish import PROVENANCE, whole_folder
 from mmdec.pipelines.confidence import FILE as CONFIDENCE
 from mmdec.provenance import CARD, portable, stamp, weights
-from mmdec.runtime import Log, no_log
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 

@@ -17,8 +17,18 @@ from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
 from mmdec.audio import SAMPLE_RATE, check_detector, check_rate
-from mmdec.audio.live import SpeechWindows, StreamResampler, Window
-from mmdec.audio.piped import BYTES, PipedSound, is_wav, looks_like_a_file, pieces, samples, wav_stream
+from mmdec.audio.live import (
+    BYTES,
+    PipedSound,
+    SpeechWindows,
+    StreamResampler,
+    Window,
+    is_wav,
+    looks_like_a_file,
+    pieces,
+    samples,
+    wav_stream,
+)
 from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
 from mmdec.decode.verify import RuleName
 from mmdec.drafters.last_hypothesis import LastHypothesis

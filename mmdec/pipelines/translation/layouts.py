@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdec import audio
 from mmdec.hub.daspeech import DASpeechParts
 from mmdec.hub.heard_translator import HeardParts
-from mmdec.nn.source import Source
+from mmdec.nn.daspeech import Source
 from mmdec.targets.units import EOS
 
 

@@ -7,9 +7,10 @@ recordings see `load.py` and `translate.py`.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,14 +31,69 @@ from mmdec.hub.publish import push_folder
 from mmdec.hub.translator_files import GRAPH_STRATEGIES, STRATEGIES
 from mmdec.nn.ar_decoder import ArDecoder
 from mmdec.nn.dag_decoder import BOS
-from mmdec.nn.daspeech import DASpeech
-from mmdec.nn.source import Source
-from mmdec.pipelines.confidence import Calibration, confidence
-from mmdec.pipelines.translation.evidence import of_heard, of_path, of_vertices, second_opinion
+from mmdec.nn.daspeech import DASpeech, Source
+from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
 from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
 from mmdec.targets.units import EOS, PAD, UnitTarget
 from mmdec.types import InputError
+
+Rows = list[dict[str, float]]
+
+
+def second_opinion(
+    decoder: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: Sequence[Sequence[int]], source: Source
+) -> Rows:
+    """Evidence from one pass of the autoregressive decoder: its probabilities of each row's units, and the share of
+    units for which it prefers another.
+
+    decoder: units (B, M) so far, states and their lengths -> logits (B, M, V). tokens: each row's units.
+    """
+    device = source.states.device
+    rows = [torch.tensor([BOS, *row, EOS], device=device) for row in tokens]
+    said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    chances = decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
+    chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
+    same = (chances.argmax(-1) == said[:, 1:]).tolist()
+    seen = []
+    for row, logprobs, agrees in zip(tokens, chosen, same, strict=True):
+        size = len(row) + 1
+        differ = 1 - sum(agrees[:size]) / size
+        seen.append(evidence(logprobs[:size]) | {"differs": math.log(differ + FLOOR)})
+    return seen
+
+
+def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
+    """Evidence from the graph. scores: (B,) log-probability of each row's path. lengths: (B,) its vertices."""
+    means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
+    return [{"graph": math.log(mean + FLOOR)} for mean in means]
+
+
+def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
+    """Evidence from the probabilities of each row's units at their vertices. emissions: (B, L, V). vertices, tokens:
+    (B, K) of the path, padded with -1."""
+    rows = zip(emissions, vertices, tokens, strict=True)
+    return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
+
+
+def head_evidence(source: Source) -> Rows:
+    """Evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks included; and
+    the number of pieces per frame, which is too low or too high for foreign speech and noise. Empty for a source
+    without a CTC head."""
+    heard = source.heard
+    if heard is None:
+        return [{} for _ in source.limits]
+    seen: Rows = []
+    pieces: Tensor = heard.weights[..., 0].clamp(min=1e-12).log()
+    rows = (pieces.tolist(), heard.lengths.tolist(), heard.logprobs.tolist(), heard.counts.tolist())
+    for sure, places, logprobs, frames in zip(*rows, strict=True):
+        doubt = -sum(logprobs[:frames]) / max(frames, 1)
+        seen.append(
+            evidence(sure[:places], "heard_")
+            | {"frames": math.log(doubt + FLOOR), "rate": math.log(max(places, 1) / max(frames, 1))}
+        )
+    return seen
+
 
 __all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
 
@@ -193,7 +249,7 @@ class SpeechTranslator:
             if self.model.ar is not None:
                 other = second_opinion(self.model.ar, tokens, source)
                 seen = [row | new for row, new in zip(seen, other, strict=True)]
-            seen = [row | new for row, new in zip(seen, of_heard(source), strict=True)]
+            seen = [row | new for row, new in zip(seen, head_evidence(source), strict=True)]
             sure = [confidence(row, self.calibrations, kind) for row in seen]
         with clock.stage("words"):
             texts = self.layout.texts(tokens)
@@ -260,9 +316,9 @@ class SpeechTranslator:
             states[vertices[steps]]
             for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
         ]
-        seen = of_path(path.scores, path.lengths)
+        seen = path_evidence(path.scores, path.lengths)
         if self.model.ar is None:  # no second opinion: the graph's own
-            own = of_vertices(lattice.emissions, path.vertices, path.tokens)
+            own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             seen = [row | new for row, new in zip(seen, own, strict=True)]
         return tokens, hidden, [1] * len(tokens), seen
 

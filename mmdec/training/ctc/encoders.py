@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.hub.find import find, kind
-from mmdec.hub.whisper_encoder import KIND, KINDS, load_encoder
+from mmdec.hub.whisper import KIND, KINDS, load_encoder
 from mmdec.nn.whisper_encoder import WhisperEncoder, read_states
 from mmdec.types import InputError
 

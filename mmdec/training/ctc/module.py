@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmdec.hub.whisper_encoder import load_encoder
+from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
 from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
 from mmdec.training.checkpoints import load_averaged, read_start

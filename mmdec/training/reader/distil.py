@@ -15,8 +15,7 @@ from pathlib import Path
 
 from mmdec.checks.files import write_whole
 from mmdec.phonetics.pieces import Pieces
-from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.training.corpora.text_pairs import read_text_pairs
+from mmdec.training.corpora.text_files import evenly_spaced, read_text_pairs
 from mmdec.training.reader.evaluate import from_text
 from mmdec.training.reader.module import load_module
 from mmdec.types import told

@@ -19,8 +19,7 @@ from mmdec.nn.ctc_head import best_pieces
 from mmdec.nn.piece_reader import PiecesToUnits, unit_limits
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs, references_of
+from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, references_of
 from mmdec.training.ctc.evaluate import Ears, load_ears
 from mmdec.training.metrics.text import bleu, chrf
 from mmdec.training.reader.module import load_module

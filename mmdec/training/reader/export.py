@@ -26,17 +26,16 @@ from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.heard_translator import HeardParts, save_heard
 from mmdec.hub.translator_files import STRATEGIES, Decoding, check_decoding
-from mmdec.hub.whisper_encoder import load_encoder
+from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_beam import PieceNGram
 from mmdec.nn.fastspeech2 import FastSpeech2Config
-from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig
+from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.nn.voice import PhoneVoice
 from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.training.checkpoints import newest
-from mmdec.training.corpora.text_pairs import read_training_pairs
+from mmdec.training.corpora.text_files import read_training_pairs
 from mmdec.training.ctc import module as ctc
 from mmdec.training.reader.module import load_module
 from mmdec.types import InputError, told

@@ -29,7 +29,7 @@ from runpy import run_path
 import gradio as gr
 import numpy as np
 import mmdec
-from mmdec.demo import describe, live, page, samples, transcribe, translate
+from mmdec.demo import describe, page, samples, transcribe, translate
 from mmdec.demo.background import updates
 from tests.support.odd_files import write_odd
 from tests.support.odd_images import write_odd_image
@@ -46,14 +46,14 @@ def last(work, *values):
 def speak(sound, rate, count):
     talk, said = None, []
     for at in range(0, len(sound), count):
-        line, text, talk = live.heard((rate, (sound[at : at + count] * 32767).astype("int16")), talk)
+        line, text, talk = transcribe.heard((rate, (sound[at : at + count] * 32767).astype("int16")), talk)
         said.append([line, text])
-    return [*said, list(live.ended(talk)[:2])]
+    return [*said, list(transcribe.ended(talk)[:2])]
 
 def endless():
     talk = None
     for _ in range(70):
-        line, text, talk = live.heard((16_000, np.zeros(16_000, "int16")), talk)
+        line, text, talk = transcribe.heard((16_000, np.zeros(16_000, "int16")), talk)
     return [line, talk.live.seconds]
 
 def music():
@@ -73,8 +73,9 @@ print(json.dumps({
     "english": last(transcribe.sample_work, 1),
     "street": last(describe.sample_work, 2, list(describe.drafters())[:1]),
     "live": speak(sentence, 16_000, 8_000),
-    "live_odd": [live.heard(None, None)[:2], live.heard((100, sentence), None)[:2], live.ended(None)[:2],
-                 live.heard((48_000, sentence[:, None].repeat(2, 1)), None)[2].live.seconds],
+    "live_odd": [transcribe.heard(None, None)[:2], transcribe.heard((100, sentence), None)[:2],
+                 transcribe.ended(None)[:2],
+                 transcribe.heard((48_000, sentence[:, None].repeat(2, 1)), None)[2].live.seconds],
     "music": speak(music(), 16_000, 8_000),
     "seconds": len(sentence) / 16_000,
     "long": endless(),

@@ -15,7 +15,7 @@ from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merge
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig
-from mmdec.nn.row_int8 import SCALE
+from mmdec.nn.int8 import SCALE
 from mmdec.nn.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
 from mmdec.phonetics.ngram import NGram
 from mmdec.training.ctc.drafts import heard_tokens

@@ -17,7 +17,7 @@ from mmdec import hub
 from mmdec.hub.auto_model import DASpeechModel
 from mmdec.hub.daspeech import read_parts, save_parts
 from mmdec.hub.heard_translator import NEEDED, POSITIONS, HeardParts, save_heard
-from mmdec.nn.row_int8 import SCALE
+from mmdec.nn.int8 import SCALE
 from mmdec.types import InputError, MmdecError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_heard import parts

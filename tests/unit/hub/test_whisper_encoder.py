@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.hub.whisper_encoder import load_encoder
+from mmdec.hub.whisper import load_encoder
 from mmdec.types import InputError
 from tests.support.tiny_whisper import build
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.pipelines.description.dialogues import Dialogue
+from mmdec.pipelines.description.chat import Dialogue
 from mmdec.serving.engines import How, load
 from mmdec.serving.metrics import Metrics
 from mmdec.serving.server import Limits

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmdec
-from mmdec.audio.piped import BYTES
+from mmdec.audio.live import BYTES
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.pipelines.transcription.live import LiveTranscriber
 from mmdec.types import InputError

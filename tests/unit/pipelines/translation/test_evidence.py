@@ -10,9 +10,9 @@ import torch
 
 import mmdec
 from mmdec.nn.ctc_head import best_pieces
-from mmdec.nn.source import Source
+from mmdec.nn.daspeech import Source
 from mmdec.pipelines.confidence import FLOOR
-from mmdec.pipelines.translation.evidence import of_heard, of_path
+from mmdec.pipelines.translation.translator import head_evidence, path_evidence
 from tests.conftest import buzz
 
 
@@ -24,7 +24,7 @@ def source(logits: torch.Tensor, lengths: torch.Tensor) -> Source:
 def test_what_was_heard_is_doubted_by_its_frames_and_its_pieces() -> None:
     chances = torch.tensor([[[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.2, 0.6, 0.2], [0.5, 0.2, 0.3]],
                             [[0.1, 0.2, 0.7], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4], [0.3, 0.3, 0.4]]])  # fmt: skip
-    first, second = of_heard(source((chances + 1e-9).log(), torch.tensor([4, 2])))
+    first, second = head_evidence(source((chances + 1e-9).log(), torch.tensor([4, 2])))
     frames = -sum(map(math.log, (0.8, 0.6, 0.6, 0.5))) / 4
     assert first["frames"] == pytest.approx(math.log(frames + FLOOR), abs=1e-4)
     assert first["rate"] == pytest.approx(math.log(1 / 4))
@@ -37,11 +37,11 @@ def test_what_was_heard_is_doubted_by_its_frames_and_its_pieces() -> None:
 
 
 def test_a_source_without_a_head_has_none_of_it() -> None:
-    assert of_heard(Source(torch.zeros(2, 1, 1), torch.ones(2), torch.ones(2), [9, 9])) == [{}, {}]
+    assert head_evidence(Source(torch.zeros(2, 1, 1), torch.ones(2), torch.ones(2), [9, 9])) == [{}, {}]
 
 
 def test_a_path_counts_for_each_of_its_vertices() -> None:
-    seen = of_path(torch.tensor([-6.0, -torch.inf]), torch.tensor([3, 2]))
+    seen = path_evidence(torch.tensor([-6.0, -torch.inf]), torch.tensor([3, 2]))
     assert seen == [{"graph": pytest.approx(math.log(2 + FLOOR))}, {"graph": pytest.approx(math.log(30 + FLOOR))}]
 
 

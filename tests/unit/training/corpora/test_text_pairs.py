@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.training.corpora.text_pairs import TextPair, held_sources, read_text_pairs, read_training_pairs
+from mmdec.training.corpora.text_files import TextPair, held_sources, read_text_pairs, read_training_pairs
 from mmdec.types import InputError
 
 

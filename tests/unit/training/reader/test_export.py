@@ -14,7 +14,7 @@ from torch import nn
 
 import mmdec
 from mmdec.audio import load_audio
-from mmdec.hub.whisper_encoder import load_encoder
+from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_head import best_pieces
 from mmdec.nn.whisper_encoder import TAIL, read_states
 from mmdec.phonetics.pieces import Pieces

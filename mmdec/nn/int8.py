@@ -1,32 +1,87 @@
-"""Linear layers in 8-bit integers on a CPU, each row of their input quantised by itself.
+"""8-bit integers, a scale for each row: weights stored so and used in float32, and linear layers that compute so.
 
-torch's dynamic quantisation has one scale for the whole input, so that a token's result depends on the tokens beside
-it: drafts and batches would change the text. Here each row has its own scale. The integers are multiplied by fbgemm's
-kernel for static quantisation, whose input scale is fixed at 1; its sums of integers are exact, whatever the order. So
-a row's result is the same bits beside any others.
+In a file, a tensor of two dimensions or more, of at least `SMALLEST` numbers, becomes `name` (int8, the same shape) and
+`name.scale` (float32, one for each row of the first dimension); all others are stored in half precision. Both are
+written to one safetensors file.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from mmdec.nn.row_int8 import quantise_rows
 from mmdec.types import InputError
+
+SCALE = ".scale"
+SMALLEST = 4096  # minimum numbers in a tensor that is packed
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, ...) float -> int8 (R, ...) and float32 scales (R,): weight is about int8 times scale.
+
+    A scale has 16 bits of precision, so that 127 times the scale is exact: unpacked weights are packed to the same
+    bytes again.
+    """
+    rows = weight.detach().float().flatten(1)
+    largest = rows.abs().amax(1).clamp(min=1e-12) / 127  # scales that cut the largest weights have larger errors
+    digits, exponent = torch.frexp(largest)
+    scales = torch.ldexp(torch.ceil(digits * 2**16) / 2**16, exponent)
+    return (rows / scales[:, None]).round().to(torch.int8).view(weight.shape), scales
+
+
+def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert a state: matrices to 8 bits, the rest to half precision. `unpack_rows` reverses it, except for
+    rounding."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:
+            packed[name], packed[name + SCALE] = quantise_rows(tensor)
+        else:
+            packed[name] = tensor.detach().half() if tensor.is_floating_point() else tensor.detach()
+        packed[name] = packed[name].contiguous()
+    return packed
+
+
+def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[str, Tensor]:
+    """Convert packed weights to float32. Tensors that were not packed do not change. argument: names them in errors.
+    Raises InputError for a scale without a tensor, or with another number of rows."""
+    unpacked: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.endswith(SCALE) and name.removesuffix(SCALE) in state:
+            continue
+        scale = state.get(name + SCALE)
+        if scale is None:
+            unpacked[name] = tensor.float() if tensor.is_floating_point() else tensor
+            continue
+        if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
+            raise InputError(
+                f"`{argument}` must hold int8 rows and a scale for each, but '{name}' is {tensor.dtype} of "
+                f"{tuple(tensor.shape)} with scales of {tuple(scale.shape)}. Fetch it again."
+            )
+        unpacked[name] = tensor.float() * scale.float().view(-1, *[1] * (tensor.dim() - 1))
+    return unpacked
+
 
 ZERO = 128  # the byte that stands for 0
 LEVELS = (127, 63)  # largest integer of a row; 63 for CPUs that sum two products in 16 bits
-SMALLEST = 1e-12  # of a row's largest value: rows of zeros
+LEAST = 1e-12  # of a row's largest value: rows of zeros
 
 
 @final
 class Int8Linear(nn.Linear):
-    """forward: (..., I) float32 -> (..., O) float32. Made from a linear layer, whose weights it keeps: what reads them
-    (to find the drafters shipped for a model, say) still can."""
+    """A linear layer in 8-bit integers on a CPU; forward: (..., I) float32 -> (..., O) float32. It keeps the weights of
+    the layer that it is made from: what reads them (to find the drafters shipped for a model, say) still can.
+
+    torch's dynamic quantisation has one scale for the whole input, so that a token's result depends on the tokens
+    beside it: drafts and batches would change the text. Here each row of the input has its own scale. The integers are
+    multiplied by fbgemm's kernel for static quantisation, whose input scale is fixed at 1; its sums of integers are
+    exact, whatever the order. So a row's result is the same bits beside any others.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)  # no new weights
@@ -38,7 +93,7 @@ class Int8Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
-        scales = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=SMALLEST).div_(self._levels)
+        scales = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=LEAST).div_(self._levels)
         out = _product(rows.div(scales).round_(), self._packed).mul_(scales)
         if self.bias is not None:
             out += self.bias  # not in one step with the product: a fused one rounds once, and not for every shape

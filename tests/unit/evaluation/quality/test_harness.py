@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmdec.runtime import dtype_of
+from mmdec.evaluation.quality.harness import dtype_of
 
 
 def test_a_networks_dtype() -> None:
