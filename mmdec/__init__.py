@@ -4,7 +4,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmdec.types import InputError, MmdecError
+from mmdec.types import InputError, MmdecError, check_transformers
 
 if TYPE_CHECKING:
     from mmdec import audio
@@ -86,6 +86,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"mmdec.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'mmdec' has no attribute {name!r}")
+    check_transformers()
     return getattr(import_module(_LAZY[name]), name)
 
 

@@ -1,4 +1,5 @@
-"""The errors that mmdec raises, and the types that drafters, targets and the verifier exchange.
+"""The errors that mmdec raises, the types that drafters, targets and the verifier exchange, and the versions of
+transformers with which they do.
 
 B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. This module does
 not import torch, so that `mmdec --help` starts quickly.
@@ -6,10 +7,13 @@ not import torch, so that `mmdec --help` starts quickly.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -30,6 +34,29 @@ class InputError(MmdecError, ValueError):
     A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
     4000. Resample the audio first."
     """
+
+
+OLDEST, FIRST_REFUSED = (5, 23), (5, 24)  # versions of transformers; as in pyproject.toml
+
+
+@lru_cache
+def transformers_release() -> tuple[int, ...]:
+    """The first two numbers of the version of transformers that is installed."""
+    return tuple(int(number) for number in re.findall(r"\d+", version("transformers"))[:2])
+
+
+def check_transformers() -> None:
+    """Raise MmdecError unless mmdec works with the installed transformers, whose internals it reads."""
+    if not OLDEST <= transformers_release() < FIRST_REFUSED:
+        oldest, refused = (".".join(map(str, numbers)) for numbers in (OLDEST, FIRST_REFUSED))
+        raise MmdecError(
+            f"`transformers` must be at least {oldest} and older than {refused}, but is {version('transformers')}. "
+            f"Run `pip install 'transformers>={oldest},<{refused}'`."
+        )
+
+
+# the name of a decoder's cache among its inputs and outputs
+CACHE = "cache" if transformers_release() >= (5, 24) else "past_key_values"
 
 
 @contextmanager

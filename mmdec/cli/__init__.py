@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mmdec import MmdecError, __version__
+from mmdec import MmdecError, __version__, check_transformers
 from mmdec.cli import (
     bench,
     convert,
@@ -72,6 +72,7 @@ def main() -> None:
     """Entry point of the `mmdec` script. Errors of mmdec's own print one line on stderr."""
     show_logs()
     try:
+        check_transformers()
         app()
     except MmdecError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -23,7 +23,7 @@ from mmdec.decode.tree import single
 from mmdec.drafters.draft_memory import Waiting
 from mmdec.drafters.levels import Levels
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import CACHE, Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
 WIDTH = 10  # EAGLE-2's default
 
@@ -189,7 +189,7 @@ class Mtp:
             position_embeddings=self.head.rotary_emb(embeds, position_ids=positions.clamp(min=0)),
             attention_mask=mask[:, None],
             position_ids=positions.clamp(min=0),
-            past_key_values=memory.cache,
+            **{CACHE: memory.cache},
         )
 
 

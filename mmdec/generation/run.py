@@ -55,7 +55,7 @@ from mmdec.hub.small_model import small_drafter, small_target
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.registry import target_of
 from mmdec.targets.siblings import siblings_matter
-from mmdec.types import Context, Draft, Drafter, InputError, Plan, Scores, Verdict
+from mmdec.types import CACHE, Context, Draft, Drafter, InputError, Plan, Scores, Verdict
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
@@ -230,7 +230,7 @@ class Speculation:
         faults += target.stock_alone(generation_config, {"input_ids": input_ids, **inputs})
         self._warn(faults)
         if faults or (together and batch > 1):
-            forget(inputs.get("past_key_values"))
+            forget(inputs.get(CACHE))
             loop = (logits_processor, stopping_criteria, inputs, options.seed)
             return StockRun(model, input_ids, generation_config, *loop)
         if together:
@@ -243,7 +243,7 @@ class Speculation:
         statistics = default_statistics() if options.statistics is None else options.statistics
         budget, shape = learned(statistics, target, drafter, options.num_speculative_tokens)
         keeps = target.keeps_cache(inputs, generation_config)
-        cache = inputs.get("past_key_values") if keeps and len(input_ids) == 1 else None
+        cache = inputs.get(CACHE) if keeps and len(input_ids) == 1 else None
         if cache is not None and drafter is not None and drafter.needs.travels:
             drafter = ConversationTurn(drafter, target.name, cache)
         else:

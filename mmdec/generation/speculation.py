@@ -25,6 +25,7 @@ from mmdec.checks.arguments import (
     options_error,
     show,
 )
+from mmdec.checks.devices import check_same_dtype
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
@@ -36,7 +37,7 @@ from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.run import DecodingOptions, DraftedBy, PreparedRun, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 
 MAX_SEQUENCES = 1024  # maximum sequences per prompt
 INSTEAD = {  # options that `generate` does not pass to a custom loop -> what to use instead
@@ -98,9 +99,9 @@ def generate(
         decoding. Default None: chosen in each round from measured times and acceptance.
     seed: seed of the sampling. Default None: torch's own generator.
     statistics: measurements of earlier runs; this run adds its own. Default None: `mmdec.default_statistics()`.
-    options: any argument of `generate`. In a batch, a processor or criterion of your own makes transformers' loop
-        decode without drafts, with a warning, unless it sets `mmdec_row_wise = True`: its effect on a row must then
-        depend on that row and its index alone.
+    options: any argument of `generate`, and `dtype`, which must be the model's own. In a batch, a processor or
+        criterion of your own makes transformers' loop decode without drafts, with a warning, unless it sets
+        `mmdec_row_wise = True`: its effect on a row must then depend on that row and its index alone.
     Returns: a `Generation`: the sequences (B, L), and what happened in each round.
     Raises: InputError for beam search, a cache that cannot be rolled back, a drafter with another vocabulary, or a
         wrong argument.
@@ -213,6 +214,7 @@ def _begin(
     names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
     check_options(options, named)
     options = dict(options)
+    check_same_dtype(options.pop("dtype", None), model.dtype)
     rule = speculation.options.rule
     if rule is not None and rule != "typical":
         options.setdefault("do_sample", rule != "greedy")
@@ -333,9 +335,9 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         if name == "attention_mask" and value is not None and not bool(((value == 0) | (value == 1)).all()):
             raise InputError("`attention_mask` must hold 0 and 1, but holds other numbers. Pass the tokenizer's own.")
     check_callable("prefix_allowed_tokens_fn", options.get("prefix_allowed_tokens_fn"), "a function of a row and ids")
-    cache = {**named, **options}.get("past_key_values")
+    cache = {**named, **options}.get(CACHE)
     if cache is not None and not isinstance(cache, Cache):
-        raise InputError(f"`past_key_values` must be a DynamicCache, but is {show(cache)}. Leave it out.")
+        raise InputError(f"`{CACHE}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
     for name in ("logits_processor", "stopping_criteria"):
         listed: object = options.get(name)
         if listed is not None and not _functions(listed):

@@ -25,7 +25,7 @@ from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWin
 from mmdec.decode.tree import depths
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_mask
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 
 ROOM = 64  # free columns of a new pool, and the granularity of its width
 STEP = 4096  # a full pool doubles its width, but grows by at most so many columns at once
@@ -118,7 +118,7 @@ class KVPool:
                 layers.append(old)
                 continue
             layers.append(GrowingLayer(self))
-            layers[-1].dtype, layers[-1].device = old.dtype, old.device
+            layers[-1].dtype, layers[-1].device = old.keys.dtype, old.device
             for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
                 held.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
         self.length, self._memory, self._pools = given.get_seq_length(), memory, list[Tensor]()
@@ -240,8 +240,8 @@ def check_cache(cache: Cache) -> None:
     what = type(inner).__name__ + (f" of {', '.join(foreign)}" if foreign else " that is offloaded")
     if foreign or inner.offloading or not isinstance(inner, DynamicCache):
         raise InputError(
-            f"`past_key_values` must be a DynamicCache of attention layers, but is {what}: drafts cannot be taken "
-            "back from it. Leave `past_key_values` and `cache_implementation` out."
+            f"`{CACHE}` must be a DynamicCache of attention layers, but is {what}: drafts cannot be taken "
+            f"back from it. Leave `{CACHE}` and `cache_implementation` out."
         )
 
 

@@ -32,7 +32,7 @@ from mmdec.targets.hf_target import INPUTS, HfTarget, check_layers, recording
 from mmdec.targets.scans import DraftReader
 from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, cached_columns, has_states, release
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
-from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # what a model takes: one mask, or one for each type of its layers
 READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that are used
@@ -58,23 +58,23 @@ class TextPrompt:
         ids = inputs.get("input_ids")
         if unknown or not isinstance(ids, Tensor):
             raise InputError(
-                "`inputs` must hold `input_ids` and may hold `attention_mask`, `position_ids` and `past_key_values`, "
+                f"`inputs` must hold `input_ids` and may hold `attention_mask`, `position_ids` and `{CACHE}`, "
                 f"but holds {unknown or sorted(inputs)}. Leave the others out."
             )
-        cache: Any = inputs.get("past_key_values")
+        cache: Any = inputs.get(CACHE)
         if cache is not None:
             _check_given(cache)
         past = 0 if cache is None else cached_columns(cache)
         given_mask = inputs.get("attention_mask")
         if past and given_mask is None:
             raise InputError(
-                f"`attention_mask` must be given with `past_key_values`, which holds {past} columns, but is None: it "
+                f"`attention_mask` must be given with `{CACHE}`, which holds {past} columns, but is None: it "
                 "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
             )
         cache_rows = len(attention_layers(cache)[0].keys) if cache is not None and past else len(ids)
         if cache_rows != len(ids):
             raise InputError(
-                f"`past_key_values` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
+                f"`{CACHE}` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
             )
         # as in `generate`: a mask as long as the ids means that they are the whole text, else they are its new part
         mask = torch.ones_like(ids) if given_mask is None else given_mask
@@ -116,7 +116,7 @@ class TextPrompt:
             ]
             if kinds[0] != kinds[1] and any(kinds[0] + kinds[1]):
                 raise InputError(
-                    "`past_key_values` must have states in the layers in which the model has them, but has not. Make "
+                    f"`{CACHE}` must have states in the layers in which the model has them, but has not. Make "
                     "it with `DynamicCache(config=model.config)`."
                 )
         if cache is not None and self.past:
@@ -128,7 +128,7 @@ class TextPrompt:
             )
             if len(lengths) > 1 or not alike:
                 raise InputError(
-                    f"`past_key_values` must be this model's own, but holds {len(cache.layers)} layers of "
+                    f"`{CACHE}` must be this model's own, but holds {len(cache.layers)} layers of "
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
         shared = len(self.ids) > 1 or self.holes
@@ -156,7 +156,7 @@ class TextPrompt:
 def _check_given(cache: Any) -> None:
     """Raise InputError for a caller's cache from which drafts cannot be taken back."""
     if isinstance(cache, EncoderDecoderCache):
-        raise InputError("`past_key_values` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
+        raise InputError(f"`{CACHE}` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
     check_cache(cache)
 
 
@@ -268,7 +268,7 @@ class DecoderTarget(HfTarget, ABC):
         """Run the prompt, exactly as `generate` begins.
 
         inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
-            past_key_values, a DynamicCache, empty or with the first columns (then the mask's length must show whether
+            the cache, a DynamicCache, empty or with the first columns (then the mask's length must show whether
             the ids are the whole text or only its new part).
         needs: what the drafter reads.
         Returns: session, context, draft and scores, as for `mmdec.types.Target`.
@@ -283,7 +283,7 @@ class DecoderTarget(HfTarget, ABC):
         reader = DraftReader(self.model) if self.chains else None
         if reader is not None and text.past and text.holes:
             raise InputError(
-                "`attention_mask` must be 1 after a row's first token with `past_key_values` of a model with recurrent "
+                f"`attention_mask` must be 1 after a row's first token with `{CACHE}` of a model with recurrent "
                 "layers, but is 0 at some: states cannot forget what they have read. Pass the whole text without them."
             )
         own = self if reader is None else self._with(reader.continued(cache))
@@ -414,7 +414,7 @@ class DecoderTarget(HfTarget, ABC):
 
         Needs one pass over the missing columns, or none if the run itself filled the cache.
         """
-        cache: DynamicCache = inputs["past_key_values"]
+        cache: DynamicCache = inputs[CACHE]
         release(cache)
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         given = inputs.get("attention_mask")
@@ -438,7 +438,7 @@ class DecoderTarget(HfTarget, ABC):
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
         """Read the last `lacking` tokens of a row, which the run did not read, into the caller's cache. columns: of the
         prompt."""
-        cache, mask, given = inputs["past_key_values"], inputs.get("attention_mask"), inputs.get("position_ids")
+        cache, mask, given = inputs[CACHE], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
         last = last - 1 if given is None else int(given[0, -1])
@@ -454,9 +454,9 @@ class DecoderTarget(HfTarget, ABC):
         With a cache, the mask's length shows whether ids (B, P) are the whole text or its new part.
         """
         if STATE_CACHE in inputs:  # the name for models without attention
-            inputs = {**inputs, "past_key_values": inputs[STATE_CACHE]}
+            inputs = {**inputs, CACHE: inputs[STATE_CACHE]}
             del inputs[STATE_CACHE]
-        cache = inputs.get("past_key_values")
+        cache = inputs.get(CACHE)
         if cache is None or inputs.get("attention_mask") is not None:
             return inputs
         _check_given(cache)
@@ -468,7 +468,7 @@ class DecoderTarget(HfTarget, ABC):
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
         """Whether the caller reads the cache after the run: it passed one, or the output must contain one."""
-        cache = inputs.get("past_key_values")
+        cache = inputs.get(CACHE)
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 
     def output(
@@ -485,5 +485,5 @@ class DecoderTarget(HfTarget, ABC):
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),
             logits=cast(Any, logits),
-            past_key_values=inputs.get("past_key_values"),
+            **{CACHE: inputs.get(CACHE)},
         )

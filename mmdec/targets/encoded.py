@@ -19,10 +19,10 @@ from mmdec.ops.tree_attention import LARGEST, TreeMask
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.targets.fast_pass import FastRun
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
-from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
 SOURCE = "source_ids"  # the key under which `hold_back` passes the encoder's token ids to `prefill`
-READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", "past_key_values", SOURCE}
+READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE, SOURCE}
 LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # they do not change a pass
 
 
@@ -49,13 +49,11 @@ class EncodedPrompt:
                 f"`decoder_attention_mask`, but holds {unknown or sorted(inputs)}. Leave the others out, or call "
                 "`model.generate(inputs, custom_generate=mmdec.speculate(...))`."
             )
-        cache = inputs.get("past_key_values")
+        cache = inputs.get(CACHE)
         if cache is not None:
             check_cache(cache)
             if cache.get_seq_length():
-                raise InputError(
-                    f"`past_key_values` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
-                )
+                raise InputError(f"`{CACHE}` must be empty, but holds {cache.get_seq_length()} columns. Leave it out.")
         width = ids.shape[1]
         if most is not None and width > most:
             raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
@@ -138,7 +136,7 @@ class EncodedTarget(HfTarget, ABC):
         """Run the decoder's prompt.
 
         inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional attention_mask (B, T) of the
-            encoder; optional decoder_attention_mask (B, P), padded on the left; optional past_key_values, which must be
+            encoder; optional decoder_attention_mask (B, P), padded on the left; optional cache, which must be
             empty. At batch 1 this cache is filled as `generate` would fill it; for larger batches see `output`.
         """
         check_layers(needs, self.layers - (not self.tells_last))
@@ -146,7 +144,7 @@ class EncodedTarget(HfTarget, ABC):
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
         # otherwise a cache of the caller could not be filled during the run
         own = len(ids) == 1 and not prompt.holes
-        cache = (inputs.get("past_key_values") if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
+        cache = (inputs.get(CACHE) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
         for row, seen in enumerate(mask if prompt.holes else ()):
             closed[row, rows.starts[row] : rows.ends[row]] = positions[row, seen]
@@ -227,7 +225,7 @@ class EncodedTarget(HfTarget, ABC):
         Attentions, hidden states and a batch's cache come from one more pass over the whole text. Padding after a row's
         end is attended to, as in transformers' loop.
         """
-        cache = inputs.get("past_key_values")
+        cache = inputs.get(CACHE)
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
         # at larger batches the run used its own cache
         empty = cache if cache is not None and not cache.get_seq_length() else None
@@ -237,7 +235,7 @@ class EncodedTarget(HfTarget, ABC):
             if mask is not None:
                 mask = torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1)
             filled = EncoderDecoderCache(DynamicCache(), DynamicCache()) if empty is None else empty
-            whole = {**inputs, "input_ids": text, "decoder_attention_mask": mask, "past_key_values": None}
+            whole = {**inputs, "input_ids": text, "decoder_attention_mask": mask, CACHE: None}
             decoded = self._whole(EncodedPrompt.of(whole, None, self.counts_columns), filled, config, **flags)
             prompt = sequences.shape[1] - max(lengths)
             states = output_states(decoded, inputs["encoder_outputs"], prompt, text.shape[1], config)
@@ -245,7 +243,7 @@ class EncodedTarget(HfTarget, ABC):
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),
             logits=cast(Any, logits),
-            past_key_values=cache,
+            **{CACHE: cache},
             **states,
         )
 

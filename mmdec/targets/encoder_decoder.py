@@ -22,7 +22,7 @@ from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.cache import RowLayout
 from mmdec.targets.encoded import SOURCE, EncodedPrompt, EncodedSession, EncodedTarget, encoder_output
 from mmdec.targets.hf_target import recording, shallow
-from mmdec.types import InputError, Scores
+from mmdec.types import CACHE, InputError, Scores
 
 # tests/exactness/test_encoder_decoders.py tries each with a small random model
 FAMILIES = """
@@ -222,8 +222,8 @@ class EncoderDecoderTarget(EncodedTarget):
             decoder_attention_mask=mask,
             encoder_outputs=encoder_output(encoder.encoded),
             attention_mask=encoder.encoder_mask,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE: cache},
             **more,
         )
 

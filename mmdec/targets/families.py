@@ -30,13 +30,13 @@ from mmdec.targets.alibi import has_alibi
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
 from mmdec.targets.ropes import growing_ropes
-from mmdec.targets.states import STATE_CACHE, has_states
-from mmdec.types import InputError
+from mmdec.targets.states import STATE_CACHE, has_states, has_states_alone
+from mmdec.types import CACHE, InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
 KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # kinds of layers that keep every column
 STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # and those that have states
-ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "logits_to_keep")
+ARGUMENTS = ("input_ids", "attention_mask", "position_ids", CACHE, "logits_to_keep")
 CAUSAL = """
     AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Bloom Camembert CodeGen Cohere Data2VecText DeepseekV2
     DeepseekV3 DiffLlama Dots1 Electra Ernie Ernie4_5 Ernie4_5_Moe Exaone4 Falcon FlexOlmo GPTBigCode GPTJ GPTNeo
@@ -121,10 +121,11 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
 def lacking_arguments(model: PreTrainedModel) -> list[str]:
     """Arguments of a draft's pass that the model's `forward` does not name."""
     arguments = inspect.signature(model.forward).parameters
-    # a model of recurrent layers alone knows no positions, and names its cache otherwise
-    needed = ("input_ids", "attention_mask", STATE_CACHE, "logits_to_keep") if STATE_CACHE in arguments else ARGUMENTS
+    # a model of recurrent layers alone knows no positions, and may name its cache otherwise
+    needed = [STATE_CACHE if name == CACHE and STATE_CACHE in arguments else name for name in ARGUMENTS]
     lacking = [name for name in needed if name not in arguments]
-    return [] if lacking == ["position_ids"] and has_alibi(model) else lacking
+    placeless = lacking == ["position_ids"] and (has_alibi(model) or has_states_alone(model.config))
+    return [] if placeless else lacking
 
 
 def check_forward(model: PreTrainedModel) -> None:

@@ -31,7 +31,7 @@ from mmdec.decode.watch import Watch
 from mmdec.targets.decoder import ATTRIBUTE, READ, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
 from mmdec.targets.text import text_scorer
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 
 # tests/exactness/test_vision.py and test_media.py try each with a small random model
 SEEING = """
@@ -278,7 +278,7 @@ def _remembered(text: TextPrompt) -> Tensor:
     stored: RopeOffsets | None = getattr(text.cache, ATTRIBUTE, None)
     if stored is None or stored.columns > text.past or stored.offsets.shape[1] != len(text.ids):
         raise InputError(
-            f"`past_key_values` must come from a run of mmdec, or the whole chat with all of its images must be given "
+            f"`{CACHE}` must come from a run of mmdec, or the whole chat with all of its images must be given "
             f"to `mmdec.generate`, but it holds {text.past} columns whose images are not known. Pass `input_ids`, "
             "`mm_token_type_ids`, `pixel_values` and the grids of the whole chat."
         )
@@ -378,7 +378,7 @@ class MediaTarget(DecoderTarget):
         given: dict[str, Any] = {
             "attention_mask": mask,
             "position_ids": positions if self._axes else positions[0],
-            "past_key_values": cache,
+            CACHE: cache,
             "use_cache": cache is not None,
             **more,
         }

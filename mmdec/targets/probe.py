@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.states import STATE_CACHE, cache_arguments, has_states
+from mmdec.targets.states import cache_arguments, has_states, has_states_alone
 from mmdec.types import Draft, Needs, Target, Verdict
 
 Scorer = Callable[[Any], Target]  # makes a target of a small model, without checks
@@ -276,7 +276,7 @@ class _Plain:
     def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
         arguments = cache_arguments(self.model, self.cache, positions)
         # `generate` drops such a mask, and that of a model without attention after its prompt
-        unmasked = bool(self.mask.all()) or (STATE_CACHE in arguments and ids.shape[1] < self.mask.shape[1])
+        unmasked = bool(self.mask.all()) or (has_states_alone(self.model.config) and ids.shape[1] < self.mask.shape[1])
         return self.model(
             input_ids=ids,
             attention_mask=None if unmasked else self.mask,

@@ -48,15 +48,13 @@ class Stepwise(nn.Module):
         mixer.in_proj, mixer.out_proj = self.projected, nn.Identity()
         self.mixer = mixer
 
-    def forward(
-        self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **named: Any) -> Tensor:
         seen = hidden_states if attention_mask is None else hidden_states * attention_mask[:, :, None]
         self.projected.states, self.projected.column = self.first(seen), 0
         steps: list[Tensor] = []
         for column, step in enumerate(seen.split(1, 1)):
             mask = None if attention_mask is None else attention_mask[:, column : column + 1]
-            steps.append(self.mixer(step, cache_params, mask, **kwargs))
+            steps.append(self.mixer(step, attention_mask=mask, **named))
         return self.last(torch.cat(steps, 1))
 
 

@@ -28,11 +28,11 @@ from transformers.cache_utils import (
 
 from mmdec.decode.tree import chains, int_list, int_rows
 from mmdec.targets.cache import KVPool, RowLayout, empty_cache, stock_layer
-from mmdec.types import Draft, InputError, Scores
+from mmdec.types import CACHE, Draft, InputError, Scores
 
 BACKLOG = 8  # tokens of a row's backlog at most: then a pass of its own is cheaper than to read them with each draft
 Pass = Callable[[Draft], Scores]
-STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention
+STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention before transformers 5.24
 
 
 class States(LinearAttentionLayer):
@@ -156,7 +156,7 @@ class StateStore:
         states = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         if any(not any(layer.is_conv_states_initialized.values()) for layer in states):
             raise InputError(
-                "`model` must keep its states in `past_key_values`, but keeps them elsewhere: drafts cannot be taken "
+                f"`model` must keep its states in `{CACHE}`, but keeps them elsewhere: drafts cannot be taken "
                 "back. Choose another model."
             )
         self.cut = not any(any(layer.is_recurrent_states_initialized.values()) for layer in states)
@@ -273,12 +273,17 @@ def has_states(config: PreTrainedConfig) -> bool:
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
+def has_states_alone(config: PreTrainedConfig) -> bool:
+    """Whether no layer attends: then `generate` drops the mask after the prompt, and may know no positions."""
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    return kinds == {LinearAttentionLayer}
+
+
 def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
     """The arguments of a pass for a cache and positions (B, N), by the names of the model's `forward`."""
     names = inspect.signature(model.forward).parameters
-    if STATE_CACHE in names:
-        return {STATE_CACHE: cache}
-    return {"past_key_values": cache, **({"position_ids": positions} if "position_ids" in names else {})}
+    named = {STATE_CACHE if STATE_CACHE in names else CACHE: cache}
+    return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
 
 
 def cached_columns(cache: DynamicCache) -> int:
@@ -292,7 +297,7 @@ def cached_columns(cache: DynamicCache) -> int:
         isinstance(layer, LinearAttentionLayer) and any(layer.has_previous_state.values()) for layer in cache.layers
     ):
         raise InputError(
-            "`cache_params` must be empty, but holds states, which do not tell how many tokens they come from. Leave "
+            "the cache must be empty, but holds states, which do not tell how many tokens they come from. Leave "
             "it out, and pass the whole text."
         )
     return 0

@@ -18,7 +18,7 @@ from mmdec.targets.ropes import growing_ropes
 from mmdec.targets.states import cache_arguments, cached_columns
 from mmdec.targets.step_outputs import FLAGS, step_outputs, wanted
 from mmdec.targets.windows import Window
-from mmdec.types import InputError, Scores
+from mmdec.types import CACHE, InputError, Scores
 
 # the start of argument names that only models with images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
@@ -65,7 +65,7 @@ class TextTarget(DecoderTarget):
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Reasons why only transformers' own loop gives what is asked for."""
-        kinds, cache, reasons = wanted(config), inputs.get("past_key_values"), list[str]()
+        kinds, cache, reasons = wanted(config), inputs.get(CACHE), list[str]()
         cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # others are refused later
         if kinds and (self.chains or cached):
             what = "a model with recurrent layers" if self.chains else "a chat that goes on from its cache"
@@ -93,7 +93,7 @@ class TextTarget(DecoderTarget):
         """As for all decoders, with hidden states and attentions if they are asked for."""
         found = super().output(inputs, sequences, lengths, config, scores, logits)
         if kinds := wanted(config):
-            text = TextPrompt.of({**inputs, "past_key_values": None})
+            text = TextPrompt.of({**inputs, CACHE: None})
             outputs: Any = step_outputs(self.model, sequences, text.mask_given, text.positions, kinds)
             for kind in kinds:
                 setattr(found, kind, outputs[kind])

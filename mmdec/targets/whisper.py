@@ -40,7 +40,7 @@ from mmdec.targets.hf_target import (
 from mmdec.targets.whisper_call import can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder, Piece
 from mmdec.targets.whisper_together import Together
-from mmdec.types import Context, Draft, Needs, Scores
+from mmdec.types import CACHE, Context, Draft, Needs, Scores
 
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
@@ -163,8 +163,8 @@ class WhisperTarget(EncodedTarget):
             attention_mask=mask,
             position_ids=positions,
             encoder_hidden_states=states,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE: cache},
             **outputs,
         )
 

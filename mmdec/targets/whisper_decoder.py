@@ -25,6 +25,7 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from mmdec.nn.int8 import Int8Linear
 from mmdec.targets.attention import ALONE, over_all, over_past
 from mmdec.targets.hf_target import hooked
+from mmdec.types import CACHE
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 Map = Callable[[Tensor], Tensor]
@@ -84,15 +85,16 @@ class FastDecoder(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None,
         position_ids: Tensor,
-        past_key_values: EncoderDecoderCache,
         **given: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the decoder -> last_hidden_state (B, N, H).
 
         input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N) additive; None: all columns are visible.
         """
-        states = self.together([Piece(input_ids, position_ids, attention_mask, past_key_values)])
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, past_key_values=past_key_values)
+        cache: EncoderDecoderCache = given[CACHE]
+        states = self.together([Piece(input_ids, position_ids, attention_mask, cache)])
+        named: Any = {CACHE: cache}
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **named)
 
     def together(self, pieces: Sequence[Piece]) -> Tensor:
         """Run the drafts of several runs at once -> their states behind each other (B, the sum of N, H).

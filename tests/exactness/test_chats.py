@@ -18,7 +18,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import mmdec
 from mmdec.targets.probe import VOCABULARY
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 from tests.support.families import model_of
 from tests.support.pairwise import cover
 from tests.support.wild import Wild
@@ -56,7 +56,7 @@ def say(
     network: PreTrainedModel, inputs: dict[str, Tensor], door: str, drafter: Any, cache: DynamicCache | None
 ) -> tuple[Tensor, Any]:
     """One turn through a door: the sequences and the cache for the next."""
-    given: Any = {**OPTIONS, "past_key_values": cache}
+    given: Any = {**OPTIONS, CACHE: cache}
     plug = mmdec.speculate(drafter, num_speculative_tokens=(5, 3))
     if door == "generate":
         return mmdec.generate(network, inputs, drafter, num_speculative_tokens=(5, 3), **given).sequences, cache
@@ -74,7 +74,7 @@ def say(
     out: Any = network.generate(  # type: ignore[operator]
         **inputs, **given, custom_generate=plug, return_dict_in_generate=True
     )
-    return out.sequences, out.past_key_values
+    return out.sequences, out[CACHE]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     theirs = DynamicCache(config=network.config)
     for turn in range(3):
         wanted = network.generate(text, attention_mask=mask, **OPTIONS)
-        again = network.generate(text, attention_mask=mask, **OPTIONS, past_key_values=theirs)
+        again = network.generate(text, attention_mask=mask, **OPTIONS, **{CACHE: theirs})
         assert torch.equal(again, wanted)  # the stock chat itself
         new = case["ids"] == "new" and turn > 0
         shown = text[:, mine.get_seq_length() :] if new and mine is not None else text
@@ -132,19 +132,19 @@ def assert_alike(mine: Any, theirs: DynamicCache, seen: Tensor) -> None:
 def test_stock_code_goes_on_from_the_cache(batch: int) -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 6 + 8 * batch).view(batch, 8)
     mine = DynamicCache(config=network.config)
-    text = mmdec.generate(network, ids, "lookup", past_key_values=mine, **OPTIONS).sequences
+    text = mmdec.generate(network, ids, "lookup", **{CACHE: mine}, **OPTIONS).sequences
     text = torch.cat([text, ids[:, :3]], 1)
     mask = torch.ones_like(text)
     before = copy.deepcopy(mine)
     wanted = network.generate(text, attention_mask=mask, **OPTIONS)
     for held in (mine, before):
-        assert torch.equal(network.generate(text, attention_mask=mask, past_key_values=held, **OPTIONS), wanted)
+        assert torch.equal(network.generate(text, attention_mask=mask, **{CACHE: held}, **OPTIONS), wanted)
 
 
 def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
     held = DynamicCache(config=network.config)
-    text = mmdec.generate(network, ids, "lookup", past_key_values=held, **OPTIONS).sequences
+    text = mmdec.generate(network, ids, "lookup", **{CACHE: held}, **OPTIONS).sequences
     length, keys = held.get_seq_length(), held.layers[0].keys
     assert keys is not None
     kept = keys.clone()
@@ -155,7 +155,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
     ]
     for given, options, match in refused:
         with pytest.raises(InputError, match=match):
-            mmdec.generate(network, given, "lookup", past_key_values=held, **{**OPTIONS, **options})
+            mmdec.generate(network, given, "lookup", **{CACHE: held}, **{**OPTIONS, **options})
         assert held.get_seq_length() == length
         assert torch.equal(held.layers[0].keys, kept)  # type: ignore[arg-type]
 
@@ -165,7 +165,7 @@ def test_a_cache_of_another_model_is_refused() -> None:
 
     def held() -> DynamicCache:
         filled = DynamicCache(config=network.config)
-        network(ids[:, :4], past_key_values=filled, use_cache=True)
+        network(ids[:, :4], **{CACHE: filled}, use_cache=True)
         return filled
 
     shallow, uneven = held(), held()
@@ -173,18 +173,18 @@ def test_a_cache_of_another_model_is_refused() -> None:
     uneven.layers[1].keys = uneven.layers[1].keys[:, :, :2]  # type: ignore[index]
     uneven.layers[1].values = uneven.layers[1].values[:, :, :2]  # type: ignore[index]
     for odd in (shallow, uneven, EncoderDecoderCache(held(), DynamicCache())):
-        with pytest.raises(InputError, match="`past_key_values` must be"):
-            mmdec.generate(network, ids, "lookup", past_key_values=odd, **OPTIONS)
+        with pytest.raises(InputError, match=f"`{CACHE}` must be"):
+            mmdec.generate(network, ids, "lookup", **{CACHE: odd}, **OPTIONS)
 
 
 def test_a_stream_that_is_left_keeps_the_text_so_far() -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
     held = DynamicCache(config=network.config)
     text = ids
-    for one in mmdec.stream(network, ids, "lookup", past_key_values=held, **OPTIONS | {"eos_token_id": None}):
+    for one in mmdec.stream(network, ids, "lookup", **{CACHE: held}, **OPTIONS | {"eos_token_id": None}):
         text = torch.cat([text, torch.tensor(one.tokens)], 1)
         if one.index == 2:
             break
     mask = torch.ones_like(text)
     wanted = network.generate(text, attention_mask=mask, **OPTIONS)
-    assert torch.equal(mmdec.generate(network, text, None, past_key_values=held, **OPTIONS).sequences, wanted)
+    assert torch.equal(mmdec.generate(network, text, None, **{CACHE: held}, **OPTIONS).sequences, wanted)

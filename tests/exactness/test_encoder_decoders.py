@@ -11,7 +11,7 @@ from torch import Tensor
 import mmdec
 from mmdec.targets.encoder_decoder import FAMILIES
 from mmdec.targets.registry import target_of
-from mmdec.types import InputError, Needs
+from mmdec.types import CACHE, InputError, Needs
 from tests.support.encoder_decoders import BART, CLASSES, VOCABULARY, attentions, encoder_decoder, sources
 from tests.support.pairwise import cover
 from tests.support.wild import Wild
@@ -119,7 +119,7 @@ def test_the_output_object_is_the_models_own(batch: int) -> None:
     for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states"):
         for own, others in zip(found[name], wanted[name], strict=True):
             assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(own, others, strict=True))
-    assert found.past_key_values.get_seq_length() == wanted.past_key_values.get_seq_length()
+    assert found[CACHE].get_seq_length() == wanted[CACHE].get_seq_length()
 
 
 def test_a_prompt_of_the_decoder_may_be_padded() -> None:

@@ -105,16 +105,16 @@ class Bounded(LlamaForCausalLM):
         input_ids: Any = None,
         attention_mask: Any = None,
         position_ids: Any = None,
-        past_key_values: Any = None,
+        past_key_values: Any = None,  # its name before transformers 5.24
+        cache: Any = None,
         logits_to_keep: Any = 0,
         **given: Any,
     ) -> Any:
         if attention_mask is not None and attention_mask.ndim == 4:
             attention_mask = attention_mask.clone()
             attention_mask[..., : -self.span] = torch.finfo(attention_mask.dtype).min
-        return super().forward(
-            input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=logits_to_keep, **given
-        )
+        held = past_key_values if cache is None else cache
+        return super().forward(input_ids, attention_mask, position_ids, held, logits_to_keep=logits_to_keep, **given)
 
 
 class Spanned(Bounded):

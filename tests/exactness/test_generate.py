@@ -15,7 +15,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
 from mmdec.generation.run import default_statistics
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 from tests.support.draft_networks import tree_growing
 from tests.support.pairwise import cover
 from tests.support.text_models import MODELS, SMALL, Wrong
@@ -130,10 +130,10 @@ def test_the_cache_comes_back_and_serves_on() -> None:
     out = model.generate(  # type: ignore[operator]
         ids, attention_mask=torch.ones_like(ids), custom_generate=plug, return_dict_in_generate=True, **options
     )
-    cache, ids = out.past_key_values, out.sequences
+    cache, ids = out[CACHE], out.sequences
     assert cache.get_seq_length() == ids.shape[1] - 1
     mask = torch.ones_like(ids)
-    later = model.generate(ids, attention_mask=mask, past_key_values=cache, **options)  # type: ignore[operator]
+    later = model.generate(ids, attention_mask=mask, **{CACHE: cache}, **options)  # type: ignore[operator]
     assert torch.equal(later, model.generate(ids, attention_mask=mask, **options))  # type: ignore[operator]
 
 

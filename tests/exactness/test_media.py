@@ -14,7 +14,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.targets.media import FAMILIES, HEARING, SEEING, MediaTarget
 from mmdec.targets.registry import target_of
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError, transformers_release
 from tests.support.media_models import FOR, media_inputs, media_model
 from tests.support.pairwise import cover
 from tests.support.vision_drafters import DRAFTERS
@@ -22,7 +22,9 @@ from tests.support.wild import Wild
 
 AXES = ("Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes
 ELSEWHERE = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # tests/exactness/test_vision.py
-NAMED = [name for name in FAMILIES.split() if name not in ELSEWHERE]
+# transformers' own `generate` fails: its `forward` reads a field that the language model's output does not have
+BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()
+NAMED = [name for name in FAMILIES.split() if name not in (*ELSEWHERE, *BROKEN)]
 ONE_AXIS = [name for name in NAMED if name not in AXES]
 ROWS = {"none": [0], "one": [1], "three": [3], "batch": [2, 1, 0, 1]}  # images or sounds of each row
 GRID = {
@@ -61,7 +63,9 @@ def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     assert torch.equal(found.sequences, wanted)
 
 
-@pytest.mark.parametrize("family", ["Gemma3", "PaliGemma", "InternVL", "Llama4", "Qwen2Audio", "Glm4v"])
+@pytest.mark.parametrize(
+    "family", [name for name in ("Gemma3", "PaliGemma", "InternVL", "Llama4", "Qwen2Audio", "Glm4v") if name in NAMED]
+)
 def test_the_drop_in_gives_what_generate_gives(family: str) -> None:
     model = media_model(family + FOR)
     inputs = media_inputs(model, [1, 2, 0], seed=4)
@@ -80,8 +84,8 @@ def test_a_chat_goes_on_from_its_cache(family: str) -> None:
     caches = [DynamicCache(config=model.config), DynamicCache(config=model.config)]
     plug = mmdec.speculate("lookup", num_speculative_tokens=4)
     for turn in range(2):
-        wanted = model.generate(**inputs, **options, past_key_values=caches[0])
-        found = model.generate(**inputs, **options, past_key_values=caches[1], custom_generate=plug)
+        wanted = model.generate(**inputs, **options, **{CACHE: caches[0]})
+        found = model.generate(**inputs, **options, **{CACHE: caches[1]}, custom_generate=plug)
         assert torch.equal(found, wanted), turn
         ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9]])], 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -96,7 +100,7 @@ def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
     inputs = media_inputs(model, [1], seed=2)
     options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": None, "do_sample": False, "suppress_tokens": HELD}
     cache = DynamicCache(config=model.config)
-    first = mmdec.generate(model, {**inputs, "past_key_values": cache}, "lookup", **options).sequences
+    first = mmdec.generate(model, {**inputs, CACHE: cache}, "lookup", **options).sequences
     assert torch.equal(first, model.generate(**inputs, **options))
     ids = torch.cat([first, torch.tensor([[7, 9, 8, 7, 9]])], 1)
     whole = {
@@ -105,7 +109,7 @@ def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
         "attention_mask": torch.ones_like(ids),
         "mm_token_type_ids": (ids == 60).long(),
     }
-    again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+    again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: cache}
     found = mmdec.generate(model, again, "lookup", num_speculative_tokens=4, **options).sequences
     assert torch.equal(found, model.generate(**whole, **options))
 

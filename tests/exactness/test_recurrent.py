@@ -15,9 +15,9 @@ import mmdec
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import BOUND, VOCABULARY, difference
 from mmdec.targets.registry import target_of
-from mmdec.targets.states import BACKLOG
+from mmdec.targets.states import BACKLOG, STATE_CACHE
 from mmdec.targets.text import text_scorer
-from mmdec.types import Draft, InputError, Needs, Verdict
+from mmdec.types import CACHE, Draft, InputError, Needs, Verdict
 from tests.support.quantised import weights_alone
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
 from tests.support.wild import Wild
@@ -111,7 +111,7 @@ def test_quantised_weights_are_drafted(family: str) -> None:
 def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
     model, inputs = recurrent_model(family), batch_of(family, 1)
     caches = [DynamicCache(config=model.config) for _ in range(2)]
-    name = "cache_params" if family == "Mamba2" else "past_key_values"
+    name = STATE_CACHE if family == "Mamba2" and CACHE != "cache" else CACHE
     options: dict[str, Any] = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     wanted = model.generate(**inputs, **{name: caches[0]}, **options)  # type: ignore[operator]
     drafter: Any = Wild(0.5, wanted.tolist(), 0.7)
@@ -127,7 +127,7 @@ def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
             torch.testing.assert_close(own.keys, stock.keys, rtol=1e-3, atol=1e-4)
     if family != "Mamba2":  # its cache does not say how many tokens it has read
         more = {"input_ids": wanted, "attention_mask": torch.ones_like(wanted)}
-        turns = [model.generate(**more, past_key_values=cache, **options) for cache in caches]  # type: ignore[operator]
+        turns = [model.generate(**more, **{CACHE: cache}, **options) for cache in caches]  # type: ignore[operator]
         assert torch.equal(*turns)
 
 

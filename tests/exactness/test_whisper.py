@@ -18,7 +18,7 @@ from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.small_model import SmallModel
 from mmdec.generation.run import default_statistics
 from mmdec.targets.registry import target_of
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 from tests.support.pairwise import cover
 from tests.support.tiny_whisper import (
     EOT,
@@ -100,7 +100,7 @@ class Passes:
     last: int = 0
 
     def __call__(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        if given.get("past_key_values") is not None and given["past_key_values"].get_seq_length():
+        if given.get(CACHE) is not None and given[CACHE].get_seq_length():
             self.count += 1
         self.last = max(self.last, int(given["position_ids"].max()))
 
@@ -229,9 +229,7 @@ def test_outputs_are_those_of_generate(batch: int, attention: str) -> None:
     for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states", "encoder_attentions"):
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-4)
     for part in ("self_attention_cache", "cross_attention_cache"):
-        for mine, theirs in zip(
-            getattr(found.past_key_values, part).layers, getattr(wanted.past_key_values, part).layers, strict=True
-        ):
+        for mine, theirs in zip(getattr(found[CACHE], part).layers, getattr(wanted[CACHE], part).layers, strict=True):
             torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(mine.values, theirs.values, rtol=1e-4, atol=1e-4)
 

@@ -28,7 +28,7 @@ from mmdec import cli
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
 from mmdec.pipelines.translation.load import load
-from mmdec.types import MmdecError
+from mmdec.types import CACHE, MmdecError
 from tests.conftest import RATE, buzz
 from tests.support.odd_values import FRESH, PLAIN, WORDS
 from tests.support.tiny_english import write_english
@@ -109,9 +109,7 @@ def doors(folder: Path) -> dict[str, Door]:
             (*heard, *options),
             {**sounds, **drafting, **numbers, "timestamps": ("word", "segment"), "processor": (whisper.processor,)},
         ),
-        "generate": Door(
-            generate, lambda: text, (*options, "attention_mask", "position_ids", "past_key_values"), texts
-        ),
+        "generate": Door(generate, lambda: text, (*options, "attention_mask", "position_ids", CACHE), texts),
         "stream": Door(stream, lambda: text, ("tokenizer", *options), texts),
         "speculate": Door(speculate, lambda: {**text} | {"drafter": "lookup"}, plug, drafting),
         "load": Door(mmdec.load, lambda: {"model": folder / "translator"}, ("device", "vocoder"), {"model": models}),

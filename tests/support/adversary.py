@@ -17,6 +17,7 @@ import mmdec
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import VOCABULARY, WINDOW
 from mmdec.targets.states import has_states
+from mmdec.types import CACHE
 from tests.support.every_class import made
 from tests.support.families import attention_of, model_of
 from tests.support.wild import Wild
@@ -180,7 +181,7 @@ def _run(
     if bool(mask.all()) and not bool((text == PAD).any()) and shown is text and rng.random() < 0.7:
         del inputs["attention_mask"]
     if cache is not None:
-        inputs["past_key_values"] = cache
+        inputs[CACHE] = cache
     said = f"{name} {nodes} {door} cached={past} new={shown is not text} masked={'attention_mask' in inputs}"
     if door == "custom":
         rounds: list[Any] = []

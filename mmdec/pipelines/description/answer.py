@@ -53,7 +53,7 @@ RESERVED = {  # option of `generate` -> the argument of `describe` that sets it,
     "output_hidden_states": "",
     "output_logits": "",
     "output_scores": "",
-    "past_key_values": "Chat",
+    **dict.fromkeys(("cache", "past_key_values"), "Chat"),  # before and since transformers 5.24
     "pixel_values": "image",
     "position_ids": "",
     "return_dict_in_generate": "",

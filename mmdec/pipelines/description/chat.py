@@ -36,7 +36,7 @@ from mmdec.pipelines.description.prompts import (
     user_message,
 )
 from mmdec.pipelines.threads import with_threads
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 
 LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that a chat does not take
 
@@ -104,7 +104,7 @@ class Chat:
             message = user_message(self._request.vlm, question)
             inputs = self._inputs(question, message)
             cache = DynamicCache(config=self._request.vlm.model.config) if self._cache is None else self._cache
-            inputs["past_key_values"] = cache
+            inputs[CACHE] = cache
             remedy = "Shorten it, or begin a new chat: the dialogue so far counts."
             for error in too_long(self._request.vlm, inputs, remedy).values():
                 raise error

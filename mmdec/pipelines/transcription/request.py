@@ -39,7 +39,7 @@ from mmdec.targets.whisper_call import can_twin, encoding_once
 from mmdec.targets.whisper_context import ends, runs_away
 from mmdec.targets.whisper_together import Together
 from mmdec.targets.whisper_words import Begins, time_tokens
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
@@ -409,7 +409,7 @@ class UsageMeter:
         output, drafter = self._run(input_ids, generation_config, inputs, self._encoding.seconds)
         if output is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-            inputs |= {"encoder_outputs": self._encoding.whole(), "past_key_values": cache}
+            inputs |= {"encoder_outputs": self._encoding.whole(), CACHE: cache}
             for index in self._recordings:
                 del self.usage[index].logprobs[self._earlier[index] :]
             output, more = self._run(input_ids, generation_config, inputs, None)

@@ -14,7 +14,7 @@ from mmdec.decode.budget import Budget
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.nn.draft_step import DraftStep, Eagle3Step, SlotStep
 from mmdec.targets.text import TextTarget
-from mmdec.types import Draft, Plan
+from mmdec.types import CACHE, Draft, Plan
 from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing
 from tests.support.shortening import SYSTEMS
 from tests.support.tiny_text import language_model
@@ -103,9 +103,9 @@ def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pyt
     def drafts() -> list[list[int]]:
         noted, cache = Noted(tree_growing(system, model, **SYSTEMS[system])), DynamicCache(config=model.config)
         first = batch_of("llava", [row])
-        said = mmdec.generate(model, first, noted, past_key_values=cache, max_new_tokens=8, **options).sequences
+        said = mmdec.generate(model, first, noted, **{CACHE: cache}, max_new_tokens=8, **options).sequences
         whole, _ = second_turn("llava", [row], [more], said, first["attention_mask"])
-        mmdec.generate(model, whole, noted, past_key_values=cache, max_new_tokens=8, **options)
+        mmdec.generate(model, whole, noted, **{CACHE: cache}, max_new_tokens=8, **options)
         both = batch_of("llava", [row, [Picture.random(3), [20, 21]], [Picture.random(4), [30]]])
         mmdec.generate(model, both, noted, max_new_tokens=30, **options)
         return noted.drafts
@@ -127,10 +127,10 @@ def test_flashs_blocks_through_pictures_and_turns(slots: int, monkeypatch: pytes
         noted = Noted(tree_growing("flash", model, slots=slots, latents=3))
         cache, chain = DynamicCache(config=model.config), {"num_speculative_tokens": 7}
         first = batch_of("llava", [row])
-        said = mmdec.generate(model, first, noted, past_key_values=cache, max_new_tokens=24, **chain, **options)
+        said = mmdec.generate(model, first, noted, **{CACHE: cache}, max_new_tokens=24, **chain, **options)
         both = torch.cat([said.sequences, torch.tensor([[20, 21, 22]])], 1)
         whole = {**first, "input_ids": both, "attention_mask": torch.ones_like(both)}
-        mmdec.generate(model, whole, noted, past_key_values=cache, max_new_tokens=24, **chain, **options)
+        mmdec.generate(model, whole, noted, **{CACHE: cache}, max_new_tokens=24, **chain, **options)
         three = batch_of("llava", [row, more, [Picture.random(4), [30]]])
         mmdec.generate(model, three, noted, max_new_tokens=30, **chain, **options)
         return noted.drafts
@@ -177,7 +177,7 @@ def test_a_step_is_looked_for_once_and_made_anew_for_each_run(system: str, monke
         options: dict[str, Any] = {
             "num_speculative_tokens": 3,
             "do_sample": False,
-            "past_key_values": cache,
+            CACHE: cache,
             "eos_token_id": 60,
         }
         ids = torch.tensor([[5, 6, 7, 8]])

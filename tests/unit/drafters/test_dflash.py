@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.types import InputError, Plan
+from mmdec.types import CACHE, InputError, Plan
 from tests.support.draft_networks import PROMPTS, Checked, begun, dflash_scores, paths, rounds_of, texts, tree_growing
 from tests.support.tiny_text import language_model, prompts
 from tests.support.toy import Changing
@@ -101,10 +101,10 @@ def test_a_chat_continues_the_memory() -> None:
     drafter, cache = tree_growing("dflash", MODEL, **BASE), DynamicCache()
     turn = {name: value[:, :9] for name, value in prompts(1).items()}
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "num_speculative_tokens": 4}
-    first = mmdec.generate(MODEL, turn, drafter, past_key_values=cache, **options).sequences
+    first = mmdec.generate(MODEL, turn, drafter, **{CACHE: cache}, **options).sequences
     ids = torch.cat([first, torch.tensor([[7, 11, 12]])], 1)
     second = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    found = mmdec.generate(MODEL, second, drafter, past_key_values=cache, **options).sequences
+    found = mmdec.generate(MODEL, second, drafter, **{CACHE: cache}, **options).sequences
     assert torch.equal(found, MODEL.generate(**second, max_new_tokens=8, do_sample=False))
 
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError, Needs, Plan, Verdict
+from mmdec.types import CACHE, InputError, Needs, Plan, Verdict
 from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, rounds_of, texts, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
@@ -180,7 +180,7 @@ def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     first = mmdec.generate(
         MODEL,
-        {"input_ids": ids, "past_key_values": cache, "attention_mask": torch.ones_like(ids)},
+        {"input_ids": ids, CACHE: cache, "attention_mask": torch.ones_like(ids)},
         drafter,
         num_speculative_tokens=3,
         max_new_tokens=8,
@@ -189,7 +189,7 @@ def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
     whole = torch.cat([first, torch.tensor([[11, 12, 13]])], 1)
     watched = Watched(drafter)
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
-    inputs = {"input_ids": whole, "past_key_values": cache, "attention_mask": torch.ones_like(whole)}
+    inputs = {"input_ids": whole, CACHE: cache, "attention_mask": torch.ones_like(whole)}
     found = mmdec.generate(MODEL, inputs, watched, num_speculative_tokens=3, **options).sequences
     assert torch.equal(found, MODEL.generate(whole, attention_mask=torch.ones_like(whole), **options))
     assert watched.carried[0] is not None

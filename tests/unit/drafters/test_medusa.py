@@ -19,7 +19,7 @@ from mmdec.cli import app
 from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.hub.medusa import convert, load_heads, save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.types import Context, Draft, InputError, Plan, Prior, Scores, Verdict
+from mmdec.types import CACHE, Context, Draft, InputError, Plan, Prior, Scores, Verdict
 from tests.support.tiny_whisper import VOCABULARY, medusa_heads, whisper
 
 BLOCK = MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)
@@ -50,7 +50,7 @@ def test_the_blocks_layer_is_whispers() -> None:
     hidden, states = torch.randn(2, 6, 32), torch.randn(2, 9, 32)
     mask = torch.full((6, 6), torch.finfo(torch.float32).min).triu(1)[None, None]
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    wanted = layer(hidden, mask, states, past_key_values=cache)
+    wanted = layer(hidden, mask, states, **{CACHE: cache})
     torch.testing.assert_close(made(hidden, states), made.read(wanted, 3), rtol=1e-4, atol=1e-5)
 
 

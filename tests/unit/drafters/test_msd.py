@@ -12,7 +12,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.drafters.draft_memory import Memory
 from mmdec.targets.registry import target_of
-from mmdec.types import Verdict
+from mmdec.types import CACHE, Verdict
 from tests.support.draft_networks import Checked, Watched, tree_growing
 from tests.support.shortening import ROWS, rounds_of
 from tests.support.tiny_vlm import AXES, END, IMAGE, START, VIDEO, Picture, batch_of, second_turn, vision_model
@@ -59,11 +59,11 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
     inputs = batch_of(kind, [row])
     options: dict[str, Any] = {"num_speculative_tokens": (6, 3), "do_sample": False, "max_new_tokens": 8}
     options["suppress_tokens"] = [START, END, IMAGE, VIDEO]
-    said = mmdec.generate(model, inputs, drafter, past_key_values=cache, **options).sequences
+    said = mmdec.generate(model, inputs, drafter, **{CACHE: cache}, **options).sequences
     for more in turns:
         memory, mask = drafter.memories[-1], torch.ones_like(inputs["input_ids"])
         inputs, _ = second_turn(kind, [row], [more], said, mask)
-        said = mmdec.generate(model, inputs, drafter, past_key_values=cache, **options).sequences
+        said = mmdec.generate(model, inputs, drafter, **{CACHE: cache}, **options).sequences
         assert drafter.memories[-1] is memory  # it travels
         row = [*row, *more]
     inputs |= {"input_ids": said, "attention_mask": torch.ones_like(said)}

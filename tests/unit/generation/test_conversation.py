@@ -13,6 +13,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.types import CACHE
 from tests.support.draft_networks import Watched, overfitted, tree_growing
 from tests.support.tiny_text import language_model
 
@@ -23,7 +24,7 @@ MORE = torch.tensor([[11, 12, 13]])
 
 
 def turn(drafter: Any, ids: Tensor, cache: DynamicCache, model: Any = MODEL, **more: Any) -> mmdec.Generation:
-    inputs: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+    inputs: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: cache}
     return mmdec.generate(model, inputs, drafter, num_speculative_tokens=4, **{**OPTIONS, **more})
 
 

@@ -13,6 +13,7 @@ from mmdec.hub.vlm import load_vlm
 from mmdec.targets.media import MediaTarget
 from mmdec.types import InputError
 from tests.support.families import model_of
+from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import write
 
@@ -53,6 +54,18 @@ def test_a_description_makes_its_target_once_when_its_drafter_is_known(tmp_path:
     del made[:]
     assert mmdec.describe(picture, model=vlm, max_new_tokens=3).tokens == first.tokens
     assert len(made) == 1
+
+
+def test_a_dtype_is_the_loaded_models_own() -> None:
+    model, ids = language_model(), torch.tensor([[3, 4, 5]])
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
+    wanted = model.generate(ids, **options)  # type: ignore[operator]
+    assert torch.equal(mmdec.generate(model, ids, dtype="float32", **options).sequences, wanted)
+    for door in (mmdec.generate, mmdec.stream):
+        with pytest.raises(
+            InputError, match=r"`dtype` must be that of .*float32, but is bfloat16"
+        ):
+            door(model, ids, dtype="bfloat16", **options)
 
 
 def test_what_is_no_model_is_refused() -> None:

@@ -19,7 +19,7 @@ from mmdec.ops.kernels import graphs_why_not
 from mmdec.targets import fast_pass as passes
 from mmdec.targets.fast_pass import FastPass, Replay, bucket, columns_for, fast_pass
 from mmdec.targets.text import TextTarget
-from mmdec.types import Draft, Needs, Scores, Verdict
+from mmdec.types import CACHE, Draft, Needs, Scores, Verdict
 from tests.support.recorded_graphs import recorded_graphs
 from tests.support.tiny_text import VOCABULARY, language_model
 
@@ -163,7 +163,7 @@ def test_runs_at_the_same_time_have_a_slot_each(model: Any) -> None:
 
 def test_a_cache_that_somebody_keeps_is_nobody_elses(model: Any) -> None:
     held = DynamicCache(config=model.config)
-    first = said(model, past_key_values=held)
+    first = said(model, **{CACHE: held})
     before = [layer.keys.clone() for layer in held.layers if layer.keys is not None]
     for _ in range(3):
         said(model, torch.tensor([[9, 8, 9, 8, 9, 8]]))
@@ -172,11 +172,11 @@ def test_a_cache_that_somebody_keeps_is_nobody_elses(model: Any) -> None:
     wanted = model.generate(longer, attention_mask=torch.ones_like(longer), **OPTIONS)
     twin = copy.deepcopy(held)
     assert all(type(layer) is DynamicLayer for layer in twin.layers)
-    assert torch.equal(said(model, longer, past_key_values=held), wanted)
-    stock = model.generate(longer, attention_mask=torch.ones_like(longer), past_key_values=twin, **OPTIONS)
+    assert torch.equal(said(model, longer, **{CACHE: held}), wanted)
+    stock = model.generate(longer, attention_mask=torch.ones_like(longer), **{CACHE: twin}, **OPTIONS)
     assert torch.equal(stock, wanted)
     more = torch.cat([wanted, torch.tensor([[13]])], 1)  # stock code writes on in the slot, and outgrows it
-    stock = model.generate(more, attention_mask=torch.ones_like(more), past_key_values=held, **OPTIONS)
+    stock = model.generate(more, attention_mask=torch.ones_like(more), **{CACHE: held}, **OPTIONS)
     assert torch.equal(stock, model.generate(more, attention_mask=torch.ones_like(more), **OPTIONS))
 
 

@@ -13,7 +13,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Lla
 
 import mmdec
 from mmdec.targets.registry import target_of
-from mmdec.types import InputError, Needs
+from mmdec.types import CACHE, InputError, Needs
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import TEXT, vision_model
 from tests.support.tiny_whisper import whisper
@@ -41,7 +41,8 @@ class OwnVlm(LlamaForCausalLM):
         input_ids: Any = None,
         attention_mask: Any = None,
         position_ids: Any = None,
-        past_key_values: Any = None,
+        past_key_values: Any = None,  # its name before transformers 5.24
+        cache: Any = None,
         pixel_values: Any = None,
         logits_to_keep: int = 0,
         **more: Any,
@@ -49,9 +50,8 @@ class OwnVlm(LlamaForCausalLM):
         if pixel_values is not None:
             embeds = self.get_input_embeddings()(input_ids) + self.look(pixel_values.flatten(1))[:, None]
             more, input_ids = {**more, "inputs_embeds": embeds}, None
-        return super().forward(
-            input_ids, attention_mask, position_ids, past_key_values, logits_to_keep=logits_to_keep, **more
-        )
+        held = past_key_values if cache is None else cache
+        return super().forward(input_ids, attention_mask, position_ids, held, logits_to_keep=logits_to_keep, **more)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def test_a_forward_that_was_replaced_names_what_it_lacks() -> None:
     model, wrapped = copy.deepcopy(language_model()), copy.deepcopy(language_model())
     stock: Any = model.forward
     model.forward = lambda input_ids=None, attention_mask=None, **more: stock(input_ids, attention_mask, **more)
-    with pytest.raises(InputError, match=r"`model\.forward` must name .* not name position_ids, past_key_values, "):
+    with pytest.raises(InputError, match=rf"`model\.forward` must name .* not name position_ids, {CACHE}, "):
         mmdec.generate(model, IDS, **OPTIONS)
     own: Any = wrapped.forward
     wrapped.forward = functools.wraps(own)(lambda *given, **more: own(*given, **more))

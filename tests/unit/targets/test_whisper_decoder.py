@@ -9,6 +9,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from mmdec.targets.cache import KVPool
 from mmdec.targets.whisper_decoder import FastDecoder
+from mmdec.types import CACHE
 from tests.support.tiny_whisper import FRAMES, whisper
 
 
@@ -23,7 +24,7 @@ def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, T
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         outs = []
         with torch.inference_mode():
-            decoder(torch.randint(60, (batch, 5)), encoder_hidden_states=states, past_key_values=cache, use_cache=True)
+            decoder(torch.randint(60, (batch, 5)), encoder_hidden_states=states, **{CACHE: cache}, use_cache=True)
             store = KVPool(cache)
             for length in (5, 5 + nodes):
                 seen = torch.rand(batch, 1, nodes, length + nodes) < 0.6
@@ -34,7 +35,7 @@ def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, T
                     attention_mask=mask,
                     position_ids=torch.randint(5, 20, (batch, nodes)),
                     encoder_hidden_states=states,
-                    past_key_values=cache,
+                    **{CACHE: cache},
                     use_cache=True,
                 )
                 outs.append(out.last_hidden_state)
@@ -85,7 +86,7 @@ def test_hooks_on_the_decoder_are_told() -> None:
     both(network, 2, 3)
     passes = seen[-4:]  # of the draft's pass
     assert passes[1] == passes[3] == (2, 3, 32)
-    assert {"input_ids", "past_key_values", "position_ids"} <= set(passes[0])
+    assert {"input_ids", CACHE, "position_ids"} <= set(passes[0])
     for handle in handles:
         handle.remove()
     count = len(seen)

@@ -18,7 +18,7 @@ from mmdec.decode.loop import Round
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.language_model import load_language_model
 from mmdec.hub.vlm import LoadedVlm, load_vlm
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 from tests.support import tiny_text_folder
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_text import language_model
@@ -290,7 +290,7 @@ def test_a_rotated_photo_is_turned_upright(vlm: LoadedVlm) -> None:
         ({"threads": 10**9}, "`threads`"),
         ({"num_beams": 4}, "`num_beams`"),
         ({"pixel_values": torch.zeros(1)}, "`pixel_values` must be left out"),
-        ({"past_key_values": None}, "`past_key_values` must be left out"),
+        ({CACHE: None}, f"`{CACHE}` must be left out"),
         ({"device": "tpu"}, "`device`"),
         ({"dtype": "bfloat16"}, "`dtype`"),
         ({"dtype": torch.bfloat16}, "`dtype` must be that of"),

@@ -13,7 +13,7 @@ import mmdec
 from mmdec.pipelines.call import BatchError
 from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import longest
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import llava, qwen
@@ -85,9 +85,9 @@ def test_an_image_takes_as_many_positions_as_the_model_gives_it(kind: str, wante
 def test_a_turn_over_a_cache_counts_from_the_beginning() -> None:
     model, cache = vision_model("qwen2_vl"), DynamicCache(config=vision_model("qwen2_vl").config)
     first = batch_of("qwen2_vl", [[[5, 6], Picture.random(1, (16, 32)), [7, 8]]])
-    said = mmdec.generate(model, first, None, past_key_values=cache, max_new_tokens=3, do_sample=False).sequences
+    said = mmdec.generate(model, first, None, **{CACHE: cache}, max_new_tokens=3, do_sample=False).sequences
     ids = torch.cat([said, torch.tensor([[20, 21]])], 1)
-    shown = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": cache}
+    shown = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: cache}
     target: Any = target_of(model)
     assert target.prompt_positions(shown) == [1 + 2 + 1 + 4 + 1 + 2 + 3 + 2]
 

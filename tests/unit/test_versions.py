@@ -1,0 +1,41 @@
+import inspect
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaForCausalLM, MambaForCausalLM
+
+import mmdec
+from mmdec import cli, types
+from mmdec.types import CACHE, FIRST_REFUSED, OLDEST, MmdecError
+from tests.support.tiny_text import language_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_range_is_that_of_the_package() -> None:
+    oldest, refused = (".".join(map(str, numbers)) for numbers in (OLDEST, FIRST_REFUSED))
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"transformers>={oldest},<{refused}" in given
+
+
+@pytest.mark.parametrize("release", ["5.22.1", "5.25.0.dev0", "4.57.6", "6.0.0"])
+def test_another_version_is_refused_in_one_sentence(release: str, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(types, "version", lambda name: release)
+    types.transformers_release.cache_clear()
+    try:
+        with pytest.raises(MmdecError, match=f"`transformers` must be at least .* but is {release}. Run `pip install"):
+            mmdec.generate  # noqa: B018
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    finally:
+        types.transformers_release.cache_clear()
+
+
+def test_the_cache_has_the_models_own_name() -> None:
+    assert CACHE in inspect.signature(LlamaForCausalLM.forward).parameters
+    assert {CACHE, "cache_params"} & inspect.signature(MambaForCausalLM.forward).parameters.keys()
+    assert CACHE in language_model()(language_model().dummy_inputs["input_ids"][:1], use_cache=True)
