@@ -62,9 +62,7 @@ def test_a_dtype_is_the_loaded_models_own() -> None:
     wanted = model.generate(ids, **options)  # type: ignore[operator]
     assert torch.equal(mmdec.generate(model, ids, dtype="float32", **options).sequences, wanted)
     for door in (mmdec.generate, mmdec.stream):
-        with pytest.raises(
-            InputError, match=r"`dtype` must be that of .*float32, but is bfloat16"
-        ):
+        with pytest.raises(InputError, match=r"`dtype` must be that of .*float32, but is bfloat16"):
             door(model, ids, dtype="bfloat16", **options)
 
 
