@@ -11,7 +11,7 @@ from mmdec.cli.options import AsJson
 
 def info(as_json: AsJson = False) -> None:
     """Print versions, devices, which kernels are active, or why not, and whether CUDA graphs are."""
-    from mmdec.evaluation.bench.report import machine
+    from mmdec.evaluation.bench.kernels import machine
 
     report = machine()
     if as_json:

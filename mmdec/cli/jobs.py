@@ -15,7 +15,7 @@ import typer
 from mmdec import InputError
 from mmdec.checks.files import printable
 from mmdec.cli.files import InputFile
-from mmdec.pipelines.call import verdict
+from mmdec.pipelines.comparison import verdict
 
 LIKELY_WRONG = 0.5  # a lower confidence causes a warning
 Target = TypeVar("Target")

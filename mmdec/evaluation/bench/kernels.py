@@ -22,10 +22,10 @@ from mmdec.evaluation.bench.pairing import comparison, paired, prepared
 from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.ops.dag import dag_marginal
-from mmdec.ops.kernels import KERNELS, runs_on, why_not
+from mmdec.ops.kernels import KERNELS, graphs_why_not, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
-from mmdec.provenance import hardware
+from mmdec.provenance import hardware, surroundings
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
@@ -280,3 +280,16 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
     # The profiler also records the host's calls, such as cudaLaunchKernel and cudaDeviceSynchronize.
     on_device = [event for event in recorded.events() or [] if event.device_type.name == "CUDA"]
     return sum(not event.name.startswith("Mem") for event in on_device)
+
+
+def machine() -> dict[str, Any]:
+    """A JSON-ready description: `provenance.surroundings`; and for each kernel and the fast pass `active` or
+    `why_not`."""
+    report = surroundings()
+    reason = why_not(0 if report["gpus"] else None)
+    report["kernels"] = [
+        {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
+    ]
+    reason = graphs_why_not(torch.device("cuda" if report["gpus"] else "cpu"))
+    report["fast_pass"] = {"what": "drafts' passes as CUDA graphs", "active": reason is None, "why_not": reason}
+    return report

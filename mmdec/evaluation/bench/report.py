@@ -14,10 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-
-from mmdec.ops.kernels import KERNELS, graphs_why_not, why_not
-from mmdec.provenance import surroundings
 from mmdec.types import InputError
 
 if TYPE_CHECKING:
@@ -185,16 +181,3 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
     for run in runs:
         left_out |= run.left_out
     return BenchRun(tuple(report for run in runs for report in run.reports), left_out)
-
-
-def machine() -> dict[str, Any]:
-    """A JSON-ready description: `provenance.surroundings`; and for each kernel and the fast pass `active` or
-    `why_not`."""
-    report = surroundings()
-    reason = why_not(0 if report["gpus"] else None)
-    report["kernels"] = [
-        {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
-    ]
-    reason = graphs_why_not(torch.device("cuda" if report["gpus"] else "cpu"))
-    report["fast_pass"] = {"what": "drafts' passes as CUDA graphs", "active": reason is None, "why_not": reason}
-    return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmdec.pipelines.call import faster, verdict
+from mmdec.pipelines.comparison import faster, verdict
 
 
 @pytest.mark.parametrize(
