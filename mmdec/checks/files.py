@@ -163,8 +163,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Readable JSON. Bytes of a file name that are not valid UTF-8 are escaped, so that JSON readers get the same
-    name."""
+    """Readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers get the same name."""
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 

@@ -142,8 +142,7 @@ def lies_inside(file: Path, folder: Path) -> bool:
 
 
 def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL) -> dict[str, Tensor]:
-    """Read the tensors whose names have one of `prefixes`. Raises InputError if a file is damaged or a tensor not
-    finite."""
+    """Read the tensors whose names have one of `prefixes`. Raises InputError if one is damaged or not finite."""
     state: dict[str, Tensor] = {}
     for file in files:
         try:

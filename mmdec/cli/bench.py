@@ -124,8 +124,7 @@ def _told(found: list[Path], where: Path) -> list[Path]:
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
-    """Run a benchmark in a process. Returns why there is no report, or "". Its progress goes to stderr; its table is
-    hidden."""
+    """Run a benchmark in a process; its progress goes to stderr. Returns why there is no report, or ""."""
     last = deque[str](maxlen=1)
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -13,14 +13,18 @@ import typer
 from mmdec import InputError, MmdecError
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import failure, json_text, printable
-from mmdec.cli.files import (
+from mmdec.cli.jobs import (
     PICTURES,
+    Compare,
+    Comparer,
+    Jobs,
     input_files,
+    loading,
     output_paths,
+    progress_bar,
     together_as_one,
     try_write,
 )
-from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar
 from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence, Model, Threads, dtype_or_quick
 from mmdec.pipelines.many import results_of

@@ -21,8 +21,7 @@ ERASE = "\r\x1b[K"
 
 
 def check_live(inputs: list[str], **refused: object) -> bool:
-    """Whether the input is standard input. Raises InputError if it is not alone, or for an option that was given and
-    does not fit."""
+    """Whether the input is standard input. Raises InputError if it is not alone, or an option does not fit."""
     if STDIN not in inputs:
         return False
     if len(inputs) > 1:

@@ -18,8 +18,7 @@ import typer
 from mmdec import InputError
 from mmdec.checks.arguments import show
 from mmdec.checks.files import json_text
-from mmdec.cli.files import input_files
-from mmdec.cli.jobs import progress_bar
+from mmdec.cli.jobs import input_files, progress_bar
 from mmdec.pipelines.manifest import SUFFIXES, Row, is_manifest, read_manifest
 from mmdec.pipelines.many import COLUMNS, Work, run_here
 
@@ -52,8 +51,7 @@ class Spread:
     table: TableKind = "jsonl"
 
     def wanted(self, inputs: Sequence[str | Path]) -> bool:
-        """Whether the inputs are done in parts that are kept, not file by file. Raises InputError for options that
-        say otherwise."""
+        """Whether inputs are done in parts that are kept, not file by file. Raises InputError for odd options."""
         several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
         if not several and (self.workers, self.table) != (None, "jsonl"):
             name = "table" if self.workers is None else "workers"

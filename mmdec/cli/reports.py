@@ -15,7 +15,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.checks.files import json_text, printable
-from mmdec.cli.files import write_text
+from mmdec.cli.jobs import write_text
 from mmdec.cli.options import STDOUT
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_json
 

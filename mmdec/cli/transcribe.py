@@ -14,8 +14,7 @@ import typer
 from mmdec import InputError
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import json_text, printable
-from mmdec.cli.files import SOUNDS, input_files, output_paths, try_write
-from mmdec.cli.jobs import Compare, Comparer, Jobs, loading, progress_bar
+from mmdec.cli.jobs import SOUNDS, Compare, Comparer, Jobs, input_files, loading, output_paths, progress_bar, try_write
 from mmdec.cli.live import check_live, transcribe_input
 from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import (
@@ -221,8 +220,7 @@ def _files(
     options: dict[str, Any],
     comparer: Comparer,
 ) -> None:
-    """Transcribe files and folders. form: the output's format, and whether JSON is printed. placed: device and
-    dtype."""
+    """Transcribe files and folders. form: the output's format, whether JSON is printed. placed: device, dtype."""
     kind, as_json = form
     files = input_files(inputs, "audio", SOUNDS, output)
     jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)

@@ -13,8 +13,7 @@ import typer
 
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import failure, json_text, printable
-from mmdec.cli.files import SOUNDS, input_files, output_paths, unwritten
-from mmdec.cli.jobs import Jobs, loading, progress_bar
+from mmdec.cli.jobs import SOUNDS, Jobs, input_files, loading, output_paths, progress_bar, unwritten
 from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import (
     SPEECH_MODEL,

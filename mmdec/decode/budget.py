@@ -87,8 +87,7 @@ class Budget:
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
-        """A budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0 nodes are plain
-        decoding."""
+        """A budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0: plain decoding."""
         if nodes < 0:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
         if depth is not None and not (1 if nodes else 0) <= depth:
@@ -181,8 +180,7 @@ class Budget:
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """The acceptance chance below which one more node of a chain costs more than it yields; `UNTIMED` if too little
-        was timed."""
+        """The acceptance chance below which a chain's next node does not pay; `UNTIMED` if too little was timed."""
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.reach - 1, chain.reach, LENGTH)
         if nodes < FIRST:
@@ -199,8 +197,7 @@ class Budget:
     def _rated(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[tuple[float, float, Plan, CostCurve]]:
-        """Rate all plans with fewer than `reach` nodes: (tokens a second, accepted nodes, plan, drafter's curve), best
-        first."""
+        """Rate all plans of fewer than `reach` nodes: (tokens a second, accepted nodes, plan, curve), best first."""
         acceptance, plain = self._acceptance, target.at(1)
         drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
         if self._stops:

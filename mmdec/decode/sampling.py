@@ -231,8 +231,7 @@ class Sequences:
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """The stopping criteria for one more row. Those bound to the batch are copied; the others have no state and are
-    shared."""
+    """Stopping criteria for one more row: those bound to the batch are copied; the others have no state."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]

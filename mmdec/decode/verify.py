@@ -75,8 +75,7 @@ class Rule(Protocol):
     def name(self) -> RuleName: ...
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """Return the plan with what the rule adds: a rule for sampled drafts adds the temperature and a random
-        generator."""
+        """Return the plan with the rule's additions: sampled drafts need the temperature and a random generator."""
         ...
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...

@@ -28,8 +28,7 @@ class Stopped(Exception):
 
 
 class Tell(Protocol):
-    """The callback with which work reports: new values by their output's name; or none, only to learn whether to
-    continue."""
+    """The callback of work: it takes new values by their output's name, or none, to learn whether to go on."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
         """first: return only after the page has received these values. Raises Stopped."""

@@ -1,5 +1,4 @@
-"""The tab that answers questions about pictures: the race between drafters, and which parts of the picture a drafter
-kept."""
+"""The tab that answers questions about pictures: the race of drafters, and what a drafter kept of the picture."""
 
 from __future__ import annotations
 

@@ -116,8 +116,7 @@ def status_line(text: str) -> Any:
 
 
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
-    """Let a button stop these events; decoding ends after its current round. line: the status line where this is
-    shown."""
+    """Let a button stop these events after the current round of decoding. line: the status line that says so."""
     button.click(
         lambda: status("Stopped. Nothing is being decoded for you any more."),
         None,

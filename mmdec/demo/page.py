@@ -70,8 +70,7 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
 
 
 def warm() -> None:
-    """Load every model and run it once, and import what Gradio imports late, so that the first visitor does not
-    wait."""
+    """Load and run every model once, and import what Gradio imports late: the first visitor does not wait."""
     with suppress(ImportError):
         import_module("matplotlib.pyplot")  # Gradio imports it in the first request, which takes a second
     for tab in TABS:

@@ -219,8 +219,7 @@ def against_plain(
     drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
     plain: tuple[Decoded, Sequence[Round]],
 ) -> list[Lane]:
-    """One lane for each drafted run (name, note, result with its rounds), compared with plain decoding, which is the
-    last lane."""
+    """One lane for each drafted run (name, note, result and rounds), against plain decoding, the last lane."""
     baseline = Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1]))
     lanes: list[Lane] = []
     for name, note, (result, rounds) in drafted:

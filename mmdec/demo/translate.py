@@ -1,5 +1,4 @@
-"""The tab that translates French speech to English speech. It draws the graph, and the race of three ways of
-decoding."""
+"""The tab that translates French speech to English: it draws the graph, and the race of three decodings."""
 
 from __future__ import annotations
 
@@ -288,8 +287,7 @@ def graph_svg(drawn: list[Vertex]) -> str:
 def arc(
     link: tuple[int, int], at: Sequence[float], middle: float, room: float, strength: float, order: int | None = None
 ) -> str:
-    """A link as an arc above the row (room < 0) or below it; longer links are higher. order: the link's number on the
-    path."""
+    """A link as an arc above the row (room < 0) or below it. Longer links are higher. order: its number."""
     start, end = link
     from_x, to_x = at[start], at[end]
     height = math.copysign(min(abs(room), 18 + 12 * (end - start)), room)

@@ -156,8 +156,7 @@ class DrafterModel(_Model):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
-        """Load a drafter's network by directory, hub id, or "<model>/<drafter>" for a shipped one
-        ("vlm-scenes/eagle")."""
+        """Load a drafter's network by directory, hub id, or "<model>/<drafter>" if shipped ("vlm-scenes/eagle")."""
         from mmdec.hub.ctc import SYSTEM as CTC
         from mmdec.hub.ctc import read_ctc
         from mmdec.hub.drafters import read_network

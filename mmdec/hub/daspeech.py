@@ -23,6 +23,7 @@ from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read
 from mmdec.hub import heard_translator
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
 from mmdec.hub.heard_translator import HeardParts, read_heard, save_heard
+from mmdec.hub.provenance import CARD, portable, stamp
 from mmdec.hub.publish import PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
 from mmdec.hub.translator_files import (
     VOCODER,
@@ -38,7 +39,6 @@ from mmdec.hub.translator_files import (
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.vocoder import OURS, GriffinLimVocoder, HifiGanVocoder, MelKind, Vocoder
 from mmdec.phonetics.decoder import WordDecoder
-from mmdec.provenance import CARD, portable, stamp
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "daspeech-everyday"
@@ -185,8 +185,7 @@ def read_parts(
 
 
 def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
-    """Load a translator of the layout in `hub/heard_translator.py`, by name or folder. Raises InputError for another
-    model."""
+    """Load a translator of `hub/heard_translator.py`'s layout, by name or folder. Raises InputError for another."""
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, HeardParts):
         raise InputError(
@@ -233,8 +232,7 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 
 def complete(directory: Path, name: str) -> Path:
-    """Return the directory if it holds a complete translator, else raise InputError. name: the caller's argument, for
-    the message."""
+    """Return the directory if its translator is complete, else raise InputError. name: the argument's value."""
     system = kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(

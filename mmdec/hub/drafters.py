@@ -223,8 +223,7 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 
 
 def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
-    """Load a drafter that grows EAGLE-2 trees for this model, with the model's embedding and LM head, or the network's
-    own."""
+    """Load a drafter that grows EAGLE-2 trees, with the model's embedding and LM head or the network's own."""
     network, (embedding, output) = load_network(directory, model), _ends(model)
     if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
         own = network.get_parameter("embed_tokens.weight")

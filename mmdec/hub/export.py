@@ -128,8 +128,7 @@ def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Serv
 
 
 def _refuse(to: str, faults: Mapping[str, bool]) -> None:
-    """Raise InputError if the network has something that a layout cannot say. faults: what -> whether the network has
-    it."""
+    """Raise InputError if a layout cannot say what the network has. faults: what -> whether it has it."""
     for fault, present in faults.items():
         if present:
             raise InputError(
@@ -237,8 +236,7 @@ def _flat_eagle3(
 def _flat_dflash(
     network: DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as z-lab has them. count: not written, the layout has no place for the number of drafted
-    tokens."""
+    """Tensors and config.json as z-lab has them. count: not written, the layout has no place for it."""
     config, last = network.config, served.depth - 1
     _refuse(
         "flat",

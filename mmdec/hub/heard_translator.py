@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mmdec.checks.weights import check_counts, check_finite_weights, checked_file, fill, read_weights
+from mmdec.hub.provenance import CARD, portable, stamp
 from mmdec.hub.publish import PROVENANCE, keep_card, whole_folder
 from mmdec.hub.translator_files import (
     VOCODER,
@@ -40,7 +41,6 @@ from mmdec.nn.vocoder import OURS, MelKind
 from mmdec.nn.whisper_encoder import WhisperEncoderConfig, sinusoid_positions
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
-from mmdec.provenance import CARD, portable, stamp
 from mmdec.types import InputError
 
 LAYOUT = "pieces"

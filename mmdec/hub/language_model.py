@@ -100,8 +100,7 @@ def read_network(
 
 
 def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model's folder; None without a folder or a tokenizer in it. Raises InputError if it is
-    damaged."""
+    """The tokenizer of a model's folder; None if there is none. Raises InputError if it is damaged."""
     if directory is None or not any((directory / name).is_file() for name in TOKENIZERS):
         return None
     with damaged(f"`model` must have a whole tokenizer, but that in '{directory}' is damaged"):

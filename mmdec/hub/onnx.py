@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.hub.daspeech import heard_parts
+from mmdec.hub.provenance import stamp
 from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.hub.translator_files import write_json
 from mmdec.nn.dag_decoder import BOS, EOS, UNK, DagDecoder
 from mmdec.nn.heard_translator import HeardTranslator
-from mmdec.provenance import stamp
 from mmdec.types import InputError
 
 ENCODER, GRAPH = "encoder.onnx", "graph.onnx"

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from mmdec.checks.weights import lies_inside
-from mmdec.provenance import CARD as CARD  # the model card's file name
-from mmdec.provenance import portable, stamp, weights
+from mmdec.hub.provenance import CARD as CARD  # the model card's file name
+from mmdec.hub.provenance import portable, stamp, weights
 from mmdec.types import InputError
 
 PROVENANCE = "provenance.json"
@@ -149,8 +149,7 @@ def push_folder(
 
 
 def readable(folder: Path) -> None:
-    """Give the files the folder's permissions, which follow the user's umask: safetensors writes files that only their
-    owner may read."""
+    """Give the files the folder's permissions (the user's umask): safetensors writes them for the owner only."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)

@@ -124,8 +124,7 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
 
 
 def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
-    """The kind of drafter, by its config or else its tensors: speculators' name for it; "" for all that the tensors
-    tell apart."""
+    """The drafter's kind in speculators' words, from its config or tensors; "" if tensors suffice to tell."""
     kind = str(described.get("speculators_model_type") or "")
     if not kind and not any(EAGLE3.fullmatch(name) for name in names):
         architectures = " ".join(map(str, described.get("architectures") or ())).lower()
@@ -170,8 +169,7 @@ def _system(checkpoint: Checkpoint) -> System:
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The settings of a decoder layer: from `transformer_layer_config` (speculators), `text_config`, or the whole
-    config."""
+    """A decoder layer's settings: `transformer_layer_config` (speculators), `text_config`, or the whole config."""
     settings = dict(checkpoint.described)
     for name in ("text_config", "transformer_layer_config"):
         own = checkpoint.described.get(name)

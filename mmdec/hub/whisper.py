@@ -109,8 +109,7 @@ class LoadedWhisper:
             return self._drafters[folder]
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load the drafter with the heads in `directory` (None: the model's own folder). Raises InputError if there are
-        none."""
+        """Load the drafter with the heads in `directory`; None: the model's folder. Raises InputError for none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
@@ -209,8 +208,7 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
 
 
 def check_extractor(folder: Path) -> None:
-    """Raise InputError if the feature extractor's sizes are beyond any Whisper's: its filters could exhaust the
-    memory."""
+    """Raise InputError if the feature extractor's sizes exceed any Whisper's: filters could exhaust memory."""
     for name in EXTRACTORS:
         if not (folder / name).is_file():
             continue

@@ -1,2 +1,1 @@
-"""Networks: speech encoder, decoders, FastSpeech 2, vocoder, draft networks. They do not depend on files or audio
-formats."""
+"""Networks: speech encoder, decoders, FastSpeech 2, vocoder, draft networks. They know no files or sound formats."""

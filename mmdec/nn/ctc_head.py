@@ -92,8 +92,7 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Heard:
-    """A head's transcripts of B recordings, collapsed to N places; each place has one piece and its K - 1 likeliest
-    alternatives."""
+    """Transcripts of B recordings, collapsed to N places: each has one piece and its K - 1 likeliest alternatives."""
 
     pieces: Tensor  # (B, N, K), the likeliest first; 0 beyond a row's end
     weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end

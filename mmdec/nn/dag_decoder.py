@@ -190,8 +190,7 @@ def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
-    """A cached table of penalties. Entries depend on j - i alone, so the top left corner is the table of a smaller
-    size."""
+    """A cached table of penalties. Entries depend on j - i: the top left corner is a smaller size's table."""
     with torch.inference_mode(False):  # a table made while decoding must also work in training
         steps = torch.arange(rows, dtype=torch.float32, device=device)
         jump = steps[None, :] - steps[:, None]

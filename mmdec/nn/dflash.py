@@ -179,8 +179,7 @@ class DFlash(DraftNetwork):
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:
-        """Layer `index`'s keys and values (B, h, n, d) of columns with states (B, n, H), from `fuse`, at positions (B,
-        n)."""
+        """Layer `index`'s keys and values (B, h, n, d) of states (B, n, H), from `fuse`, at positions (B, n)."""
         attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
         keys, values = (
             linear(states, part.weight, part.bias).unflatten(-1, heads).transpose(1, 2)

@@ -114,8 +114,7 @@ class DraftConfig:
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
-        """A configuration with the sizes of a model's layers. model: its (text) configuration. changes: override
-        fields."""
+        """A configuration with a model's layer sizes. model: its (text) configuration. changes: other fields."""
         heads = model.num_attention_heads
         rope = getattr(model, "rope_parameters", None) or {}
         sizes = {
@@ -150,8 +149,7 @@ class Prompted:
 
 
 class Packed(NamedTuple):
-    """A layer's weights, joined so that one product replaces several: a small network's time depends on their
-    number."""
+    """A layer's weights, joined: one product replaces several, whose number sets a small network's time."""
 
     attention: Tensor  # queries, keys and values below each other
     bias: Tensor | None

@@ -403,8 +403,7 @@ class SlotStep(TokenStep):
         return turned.reshape(own.shape)
 
     def _mask(self, count: int, width: int) -> Tensor:
-        """The additive mask (count, S): all slots see the columns, their own included; slot i also sees slots 1 ..
-        i."""
+        """The additive mask (count, S): every slot sees the columns and itself; slot i also sees slots 1 .. i."""
         more = self.slots - 1
         if width + more > self.mask.shape[1]:
             self.mask = np.zeros((self.slots, 2 * width + more + MASKED), np.float32)

@@ -99,8 +99,7 @@ class FlashNetwork(DraftNetwork):
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's columns with compressed images; see `DraftNetwork.prompt`. A column is visual if its token (t + 1)
-        is."""
+        """One row's columns with compressed images, as `DraftNetwork.prompt`. A column is visual if token t + 1 is."""
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         fused = self.fuse(embeds[1:][text], features[:-1][text])

@@ -35,8 +35,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state: matrices to 8 bits, the rest to half precision. `unpack_rows` reverses it, except for
-    rounding."""
+    """Matrices to 8 bits, the rest to half precision. `unpack_rows` reverses it, except for rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:

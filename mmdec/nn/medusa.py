@@ -110,8 +110,7 @@ class DecoderLayer(nn.Module):
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
     def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
-        """x (B, T, H) attends to all positions so far, its own included (`own`), and to the encoder's states
-        (`memory`)."""
+        """x (B, T, H) attends to positions up to its own (`own`), and to the encoder's states (`memory`)."""
         x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
         return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))

@@ -52,8 +52,7 @@ class QuestionGate(nn.Module):
         self.hidden, self.out = nn.Linear(embeds + features, inner), nn.Linear(inner, choices)
 
     def forward(self, question: Tensor, feature: Tensor) -> Tensor:
-        """Scores (..., C) from the question's mean embedding (..., E) and the target's feature of its last token (...,
-        F)."""
+        """Scores (..., C): the question's mean embedding (..., E), the target's feature of its last token (..., F)."""
         return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
 
 
@@ -244,8 +243,7 @@ class SpecVLM(DraftNetwork):
         return self.gate(embeds[question].mean(0), features[question][-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's prompt with compressed images, see `DraftNetwork.prompt`. The gate reads all text after the first
-        image."""
+        """One row's prompt with compressed images, as `DraftNetwork.prompt`. The gate reads text after an image."""
         config = cast(SpecVLMConfig, self.config)
         joined = torch.cat([embeds[1:], features[:-1]], -1)  # (L - 1, J)
         images = spans(visual[1:], config.grid)

@@ -59,8 +59,7 @@ class ViSpec(DraftNetwork):
                 self.img_fc.bias.zero_()
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """As `DraftNetwork.fuse`. carry: the global vector (H,), or broadcastable to the features; None without an
-        image."""
+        """As `DraftNetwork.fuse`. carry: the global vector (H,), broadcastable to the features; None: no image."""
         weight, bias, size = self.img_fc.weight, self.img_fc.bias, self.config.hidden_size
         mixed = linear(features, weight[:, :size], bias)
         if carry is not None:

@@ -92,8 +92,7 @@ def decode_lattice(
 
 
 def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
-    """Each vertex's best token and its log-probability s_j, both (B, L); the tokens of the end vertices may be
-    fixed."""
+    """Each vertex's best token and its log-probability s_j, both (B, L). The end vertices' may be fixed."""
     best, choices = emissions.max(2)
     row = torch.arange(len(ends), device=ends.device)
     if eos is not None:

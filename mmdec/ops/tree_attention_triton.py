@@ -235,7 +235,6 @@ def tree_attention_triton(
 
 
 def _splits(programs: int, columns: int, device: torch.device) -> int:
-    """Number of splits: about two programs per multiprocessor, at least four blocks of columns each, at most 32
-    splits."""
+    """Number of splits: two programs a multiprocessor, at least four blocks of columns each, at most 32."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(-(-2 * units // programs), columns // (4 * BLOCK_N), 32))

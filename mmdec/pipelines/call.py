@@ -112,8 +112,7 @@ class Part:
 
 @dataclass(frozen=True)
 class System(Generic[Loaded]):
-    """How a task's model is given. `load` reads a model by name; `loaded` combines a loaded network with its
-    processor."""
+    """How a task's model is given. `load` reads one by name; `loaded` joins a loaded network and its processor."""
 
     load: Callable[[Any, Any, torch.dtype], Loaded]
     loaded: Callable[[Any, Any, Any], Loaded]

@@ -84,8 +84,7 @@ class Calibration:
 
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """Read the calibrations in a model's folder, by kind of decoding; {} if there is no file. Raises InputError if it
-    is damaged."""
+    """Calibrations in a model's folder, by kind of decoding; {} without a file. Raises InputError if damaged."""
     if folder is None or not (folder / FILE).is_file():
         return {}
     path = folder / FILE
@@ -122,8 +121,7 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
-    """The confidence, in [0, 1]. kind: kind of decoding; without a calibration for it, the tokens' geometric mean
-    probability."""
+    """The confidence, in [0, 1]. kind: of decoding; without its calibration, the tokens' geometric mean."""
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))

@@ -47,8 +47,7 @@ def keep_metrics(folder: Path) -> None:
 
 
 class TrainingCLI(LightningCLI):
-    """LightningCLI in subclass mode. Options that the model needs from the data are linked, so that a recipe gives them
-    once."""
+    """LightningCLI in subclass mode. What the model needs from the data is linked: recipes give it once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         termination = Termination()
@@ -117,8 +116,7 @@ class TrainingCLI(LightningCLI):
     before_test = before_predict = before_validate
 
     def _find_last(self) -> None:
-        """Replace --ckpt_path=last by the newest good checkpoint in the recipe's folders, or by None if there is
-        none."""
+        """Replace --ckpt_path=last by the newest good checkpoint in the recipe's folders; None without one."""
         options = self.config_init[str(self.subcommand)]
         if options.get("ckpt_path") == "last":
             folders = self._checkpoint_folders()

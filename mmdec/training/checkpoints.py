@@ -1,5 +1,4 @@
-"""Lightning's checkpoints: written completely and with finite weights only, read without running code, found,
-averaged."""
+"""Lightning's checkpoints: written whole, with finite weights; read without running code, found, averaged."""
 
 from __future__ import annotations
 
@@ -228,8 +227,7 @@ def _fault(error: Exception, size: int) -> str:
 
 
 def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the checkpoint to resume from. Raises InputError for a bad one; the message names the newest good one beside
-    it."""
+    """Read the checkpoint to resume from. Raises InputError for a bad one, naming the newest good one."""
     file = check_local(path, "ckpt_path")
     try:
         return read_checkpoint(file, "ckpt_path")
@@ -263,8 +261,7 @@ def last_checkpoint(folders: Iterable[Path]) -> Path | None:
 
 
 def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
-    """The undamaged checkpoint with finite weights and the highest step; None if there is none. besides: a path to
-    skip."""
+    """The undamaged checkpoint of the highest step with finite weights, or None. besides: a path to skip."""
     for path in sorted(set(paths) - {besides}, key=_step, reverse=True):
         try:
             read_checkpoint(path)

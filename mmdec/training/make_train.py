@@ -75,8 +75,7 @@ def fit_whisper(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 
 def next_token_loss(model: Path, recipe: Recipe) -> float:
-    """The development loss of a checkpoint or a model's folder; infinite if the folder's tokens differ from the
-    recipe's."""
+    """A checkpoint's or folder's development loss; infinite if its tokens differ from the recipe's."""
     data = WindowData(**data_options(recipe))
     if not model.is_dir():
         return validate(load_whisper_module([model])[0], data)["dev/next"]
@@ -195,8 +194,7 @@ def keep_tokenizer(start: Path, folder: Path) -> None:
 
 
 def share_right(model: Path, recipe: Recipe) -> float:
-    """The share of the development questions that a checkpoint or a model's folder answers correctly, mean over
-    tasks."""
+    """The share of development questions that a checkpoint or folder answers right, mean over tasks."""
     data = SceneData(**recipe["data"]["init_args"])
     if model.is_dir():
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})

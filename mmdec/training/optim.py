@@ -28,8 +28,7 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def seed_step(seed: int, epoch: int, step: int) -> None:
-    """Seed all generators from a step's number, so that a resumed step draws the same numbers as an uninterrupted
-    one."""
+    """Seed all generators from a step's number: a resumed step draws the numbers of an uninterrupted one."""
     torch.manual_seed((seed * 100_003 + epoch) * 1_000_003 + step)
 
 

@@ -98,8 +98,7 @@ class StateStore:
         return tokens, torch.from_numpy(states.astype(np.float32)).view(-1, self.width)
 
     def add(self, texts: Mapping[str, tuple[list[int], Tensor]]) -> None:
-        """Store tokens and states (n, H). States are written before the name, so a stored name always has all of its
-        states."""
+        """Store tokens and states (n, H). The name is written last: a stored name has all of its states."""
         lines = []
         with open(self.file, "ab") as file:
             for name, (tokens, states) in texts.items():
@@ -112,8 +111,7 @@ class StateStore:
 
 @final
 class FrameStore:
-    """Stores by name the frames (n, D) of a sound, for instance an encoder's states; in the same way as
-    `StateStore`."""
+    """Stores by name the frames (n, D) of a sound, such as an encoder's states, in the way of `StateStore`."""
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
         """width: D. Frames that are missing at the end of a truncated file are ignored."""

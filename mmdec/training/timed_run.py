@@ -355,8 +355,7 @@ def set_run_aside(folder: Path) -> None:
 
 
 def run(module: str, *arguments: str) -> None:
-    """Run a module in another Python process. It ends with this process; after SIGTERM, it first writes a
-    checkpoint."""
+    """Run a module in another Python process, which ends with this one; on SIGTERM it writes a checkpoint."""
     threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes train with averaged gradients
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
     with subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment) as child:

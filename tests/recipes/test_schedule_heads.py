@@ -13,9 +13,9 @@ import yaml
 from lightning.pytorch import seed_everything
 
 from mmdec.hub.medusa import load_heads, save_heads
+from mmdec.hub.provenance import weights
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.provenance import weights
 from mmdec.training import timed_run
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.make_train import MEDUSA

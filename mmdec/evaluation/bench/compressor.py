@@ -21,9 +21,9 @@ from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.evaluation.bench.pairing import comparison, paired, prepared, turned
 from mmdec.evaluation.bench.report import BenchReport, Quantity
 from mmdec.evaluation.quality.harness import Log, no_log
+from mmdec.hub.provenance import hardware
 from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.nn.specvlm import CHOICES, SpecVLM, SpecVLMConfig
-from mmdec.provenance import hardware
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 
 SIZES: dict[str, dict[str, int]] = {  # drafter sizes for targets: the shipped model, one of 1 B, LLaVA-1.5-7B

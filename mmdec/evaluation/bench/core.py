@@ -24,7 +24,7 @@ from mmdec.evaluation.bench.pairing import comparison, paired, prepared, turned
 from mmdec.evaluation.bench.report import WALL, BenchReport, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.generation.speculation import generate, speculate
-from mmdec.provenance import hardware
+from mmdec.hub.provenance import hardware
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
 
 SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
@@ -146,8 +146,7 @@ def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
 
 
 def _core_share(size: str, device: str) -> dict[str, Any]:
-    """Seconds of the core divided by those of the target pass, in rounds of 16 nodes (root included) without
-    acceptance."""
+    """Seconds of the core over those of the target's pass, in rounds of 16 nodes (root included), none accepted."""
     model = random_model(size, device=device)
     drafter = Noise(model.config.vocab_size)
     generation = generate(

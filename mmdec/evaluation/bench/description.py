@@ -21,10 +21,10 @@ from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorde
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Kind
 from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Log, Measurements, Method, dtype_of, no_log, parse_plan
+from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.describe import AUTO, as_drafter
 from mmdec.pipelines.threads import keep_threads
-from mmdec.provenance import hardware
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import InputError, MmdecError

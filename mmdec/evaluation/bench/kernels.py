@@ -21,11 +21,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from mmdec.evaluation.bench.pairing import comparison, paired, prepared
 from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.evaluation.quality.harness import Log, no_log
+from mmdec.hub.provenance import hardware, surroundings
 from mmdec.ops.dag import dag_marginal
 from mmdec.ops.kernels import KERNELS, graphs_why_not, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
-from mmdec.provenance import hardware, surroundings
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
@@ -146,8 +146,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: 
 
 
 def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """Time moving an accepted path of six nodes in the caches of all layers of Llama-3-8B's width, against one copy for
-    each layer."""
+    """Time moving an accepted path of six nodes in all layers' caches, against one copy for each layer."""
     layers = LAYERS[device.type]
     pool = torch.randn(2 * layers, 1, 8, 2048, 128, dtype=dtype, device=device)
     path = [1000, 1002, 1005, 1009, 1014, 1020]
@@ -175,8 +174,7 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str,
 
 
 def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> list[dict[str, Any]]:
-    """Time the graph loss and its gradient against the dense torch form with autograd; on a GPU also compare peak
-    memory."""
+    """Time the graph loss and its gradient against dense torch with autograd; on a GPU also peak memory."""
     batch, tokens, size = shape
     match = torch.randn(batch, tokens, size, device=device)
     links = torch.randn(batch, size, size, device=device)
@@ -283,8 +281,7 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """A JSON-ready description: `provenance.surroundings`; and for each kernel and the fast pass `active` or
-    `why_not`."""
+    """`provenance.surroundings`, and `active` or `why_not` for each kernel and the fast pass; JSON-ready."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)
     report["kernels"] = [

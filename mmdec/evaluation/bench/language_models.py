@@ -33,8 +33,8 @@ from mmdec.evaluation.bench.text_prompts import BEGINNINGS, INSTRUCTIONS, TextPr
 from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Measurements, Method, counted, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.language_model import LoadedLanguageModel, load_language_model
+from mmdec.hub.provenance import hardware
 from mmdec.pipelines.threads import keep_threads
-from mmdec.provenance import hardware
 from mmdec.training.corpora.image_text import by_task
 from mmdec.types import Drafter, InputError, MmdecError
 
@@ -260,8 +260,7 @@ def _why_not(harness: LanguageHarness, prompt: Encoded, method: Method) -> str:
 
 
 def _rows(found: Any, subject: Method, baseline: Method, group: str) -> list[Comparison]:
-    """A comparison's rows of the report: wall clock, and the thread's processor time, which other programs disturb
-    less."""
+    """The report's rows of a comparison: wall clock, and the thread's processor time, which is steadier."""
     if not found["n"]:
         return []
     kind: Kind = "task" if group.startswith("task ") else "all"

@@ -30,8 +30,7 @@ Result = TypeVar("Result")
 
 
 def prepared(device: str | None, threads: int) -> torch.device:
-    """Set torch's threads, and return the device to measure on. Raises InputError for an impossible device or
-    number."""
+    """Set torch's threads and return the device. Raises InputError for an impossible device or number."""
     check_threads(threads)
     found = check_device(device)
     keep_threads(threads)

@@ -21,8 +21,8 @@ from mmdec.evaluation.bench.pairing import comparison, paired, prepared
 from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, Run, binary_tree, compare, speech_rounds, twin
 from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.evaluation.quality.harness import Log, no_log
+from mmdec.hub.provenance import hardware
 from mmdec.ops.kernels import why_not
-from mmdec.provenance import hardware
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.fast_pass import fast_pass
 from mmdec.types import InputError

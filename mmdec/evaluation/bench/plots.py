@@ -110,8 +110,7 @@ def import_pyplot() -> Any:
 def new_figure(
     pyplot: Any, rows: int = 1, columns: int = 1, panel: tuple[float, float] = (6.4, 4.0)
 ) -> Iterator[tuple[Any, Any]]:
-    """A context with a new figure and its axes; the figure is closed at the end. panel: width and height of each panel
-    in inches."""
+    """A context with a new figure, closed at its end, and its axes. panel: width and height in inches."""
     size = (panel[0] * columns, panel[1] * rows)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     try:
@@ -208,8 +207,7 @@ def _bars(axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[floa
 
 
 def _training(pyplot: Any, curves: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> Path:
-    """Plot each metric in a panel, train and val together. If there are more than `PANELS`, take those with the most
-    points."""
+    """Plot each metric in a panel, train and val together; at most `PANELS`, those with the most points."""
     panels: dict[str, list[str]] = {}
     for name in curves:
         panels.setdefault(name.split("/")[-1].removeprefix("train_").removeprefix("val_"), []).append(name)

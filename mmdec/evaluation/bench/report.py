@@ -110,8 +110,7 @@ def to_json(run: BenchRun, **more: Any) -> str:
 
 
 def load_run(path: str | Path) -> BenchRun:
-    """Read a file that `to_json` wrote. Raises InputError for a file that is missing, too large, or in another
-    format."""
+    """Read what `to_json` wrote. Raises InputError for a file that is missing, too large or of another format."""
     source = Path(path)
     try:
         with open(source, "rb") as file:

@@ -91,8 +91,7 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """A table by length for each baseline that is not itself a subject, and a table by task with one column for each
-    subject."""
+    """A table by length for each baseline that is no subject, and a table by task with a column a subject."""
     shown = [row for row in comparisons if row.timed == WALL]
     subjects = list(dict.fromkeys(row.subject for row in shown))
     baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
@@ -277,8 +276,7 @@ def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """The differences of two runs' machines and versions, without commit, date and command, which do not affect the
-    speed."""
+    """How two runs' machines and versions differ, without what does not affect speed: commit, date, command."""
     lines = [
         f"{name} {before.get(name)!s} then, {now.get(name)!s} now"
         for name in SURROUNDINGS

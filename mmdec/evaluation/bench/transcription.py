@@ -39,9 +39,9 @@ from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorde
 from mmdec.evaluation.bench.report import DECODER, WALL, BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import CPU, Log, Measurements, Method, dtype_of, no_log, parse_plan
 from mmdec.evaluation.quality.transcription import TranscriptionHarness
+from mmdec.hub.provenance import hardware
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.pipelines.threads import keep_threads, with_threads
-from mmdec.provenance import hardware
 from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits

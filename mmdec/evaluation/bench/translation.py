@@ -31,6 +31,7 @@ from mmdec.evaluation.bench.pairing import comparison, paired
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Log, dtype_of, no_log
 from mmdec.hub import DEFAULT_MODEL
+from mmdec.hub.provenance import hardware
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Source
@@ -39,7 +40,6 @@ from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
-from mmdec.provenance import hardware
 from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # English phones for a second of French, as in the phrasebook
@@ -210,8 +210,7 @@ def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
 
 
 def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
-    """For three calls after a warm-up: seconds from file to samples, divided by the source's seconds, and the seconds
-    of each stage."""
+    """Of three calls after a warm-up: seconds, file to samples, over the source's seconds; seconds of stages."""
     translate_speech(path, model=translator)
     calls = []
     for _ in range(3):
@@ -224,8 +223,7 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
 def _whole_calls(
     translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judging | None, log: Log
 ) -> dict[str, Any]:
-    """Time whole calls, from a file of `WHOLE` seconds to samples: against the baseline, and against the judge's
-    text."""
+    """Time whole calls on a file of `WHOLE` seconds, to samples: against the baseline and the judge's text."""
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
     }
@@ -369,8 +367,7 @@ def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, re
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
-    """Check the baseline on encoder states (1, S, d). Raises MmdecError if it is wrong, because then it must not be
-    timed."""
+    """Check the baseline on encoder states (1, S, d). Raises MmdecError if it is wrong: it is not timed then."""
     units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)
     logits = decoder(tokens, states, sizes)[0]  # (M + 1, V)

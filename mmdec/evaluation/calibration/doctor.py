@@ -38,9 +38,9 @@ from mmdec.evaluation.calibration.own_texts import (
 from mmdec.evaluation.calibration.prompts import Asked, Model, has_template, inputs_of
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name
+from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.nn.dflash import DFlash
-from mmdec.provenance import hardware
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
 from mmdec.training.corpora.text_files import evenly_spaced

@@ -24,13 +24,13 @@ from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, dtype_of, no_log, quiet
 from mmdec.generation.run import DraftedBy
+from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.call import BatchError
 from mmdec.pipelines.description.answer import MAX_NEW_TOKENS, Description
 from mmdec.pipelines.description.describe import AUTO, as_drafter, describe, read_question
 from mmdec.pipelines.description.prompts import render, tensors, user_message
 from mmdec.pipelines.threads import keep_threads
-from mmdec.provenance import hardware
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE
 from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, read_questions, swapped
@@ -251,8 +251,7 @@ def questions_of(
     limit: int | None,
     admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
-    """Read the questions of a file, or ask `prompt` about each picture in `images`. Raises InputError if there are
-    none."""
+    """Read a file's questions, or ask `prompt` about each picture in `images`. Raises InputError for none."""
     if questions is None and images is not None:
         return by_task(asked_of(os.fspath(images), prompt), limit)
     listed = os.fspath(QUESTIONS if questions is None else questions)

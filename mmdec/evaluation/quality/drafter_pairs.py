@@ -24,10 +24,10 @@ from mmdec.decode.budget import Nodes
 from mmdec.decode.guard import ForwardingDrafter
 from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Log, Method, dtype_of, no_log, parse_plan
+from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.description.describe import as_drafter
 from mmdec.pipelines.threads import keep_threads
-from mmdec.provenance import hardware
 from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError
 

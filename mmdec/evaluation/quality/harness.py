@@ -120,8 +120,7 @@ class Harness(ABC, Generic[Input]):
     def interleave(
         self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
     ) -> Measurements:
-        """Measure all methods in turn, A B C A B C, group by group. There is no warm-up, because `gate` has run every
-        method."""
+        """Measure all methods in turn, A B C A B C, group by group, without warm-up: `gate` has run every method."""
         measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
         for repeat in range(repeats):
             for number, inputs in enumerate(groups):

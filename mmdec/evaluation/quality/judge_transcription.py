@@ -34,8 +34,7 @@ FRENCH, ENGLISH = "fr", "en"
 @final
 @dataclass(frozen=True)
 class Said:
-    """One system's translation of a recording: its text and, if the system speaks, its sound. `evaluate_speech` reads
-    it."""
+    """One system's translation of a recording: its text, and its sound if it speaks. For `evaluate_speech`."""
 
     text: str
     audio: np.ndarray | None = None  # (T,); None: the system only writes text

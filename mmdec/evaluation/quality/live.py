@@ -117,8 +117,7 @@ def measure(streams: Sequence[Heard]) -> dict[str, Any]:
 
 
 def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Word errors and processor seconds with whole windows and `audio_context="auto"`, in turn. recordings: sound (T,)
-    and text."""
+    """Word errors and processor seconds: whole windows, then `audio_context="auto"`. recordings: sound (T,), text."""
     found: dict[str, Any] = {name: {"edits": [], "seconds": 0.0} for name in ("whole", "auto")}
     stopwatch = Stopwatch()
     for sound, text in recordings:

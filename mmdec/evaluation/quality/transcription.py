@@ -30,12 +30,12 @@ from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, dtype_of, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.medusa import WEIGHTS
+from mmdec.hub.provenance import hardware
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
 from mmdec.pipelines.inputs import Audio, read
 from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.transcription.request import Spoken, TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import transcribe
-from mmdec.provenance import hardware
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced

@@ -24,9 +24,9 @@ from mmdec.checks.arguments import check_threads
 from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.quality.harness import Log, dtype_of, no_log
 from mmdec.hub.daspeech import DEFAULT_MODEL
+from mmdec.hub.provenance import hardware
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import translate_speech
-from mmdec.provenance import hardware
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
@@ -99,8 +99,7 @@ class Source:
 
 @dataclass(frozen=True)
 class SpeechCorpus:
-    """The recordings to translate. lexicon, training: paths of English pronunciations and of the table of training
-    text."""
+    """The recordings to translate. lexicon, training: paths of pronunciations and of the training table."""
 
     split: str
     rows: tuple[Source, ...]
@@ -281,8 +280,7 @@ def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: met
 
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Phone errors against the recording or, if fewer, against the nearest reference with the lexicon's
-    pronunciations."""
+    """Phone errors against the recording or, if fewer, the nearest reference as the lexicon pronounces it."""
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
         "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),

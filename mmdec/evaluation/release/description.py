@@ -24,11 +24,11 @@ from mmdec.evaluation.quality.drafter_pairs import counts, difference
 from mmdec.evaluation.quality.harness import dtype_of
 from mmdec.evaluation.release.promotable import Card, Promotable, Report, Setting, rate_cell
 from mmdec.hub.drafters import CONFIG, PICTURE, load_drafter, read_network
+from mmdec.hub.provenance import CARD, hardware, weights
 from mmdec.hub.publish import PROVENANCE
 from mmdec.hub.vlm import load_vlm
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.pipelines.threads import keep_threads
-from mmdec.provenance import CARD, hardware, weights
 from mmdec.types import InputError
 
 CHAIN = 7  # drafted tokens in a round, as in training's scores: independent of the machine's speed
@@ -73,8 +73,7 @@ def promotable(system: str) -> Promotable:
 
 
 def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
-    """Measure the tokens per round of the drafter in `model` for the model in `setting.home`, on descriptions, with
-    chains."""
+    """Measure tokens per round of `model`'s drafter for the model in `setting.home`: descriptions, chains."""
     asked = questions_of(str(setting.corpus / f"{split}.json"), None, PROMPT, setting.limit)
     asked = [question for question in asked if question.scoring == "claims"]
     if not asked:
@@ -246,8 +245,7 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 
 def instead(run: Path, target: Path) -> Path | None:
-    """The one new drafter, if the run's model is the one in models/: training a drafter leaves such a folder in
-    runs/."""
+    """The one new drafter, if the run's model is that of models/: training a drafter leaves such a folder."""
     if not _same_model(run, target):
         return None
     new = [name for name in drafters(run) if weights(run / name) != weights(target / name)]

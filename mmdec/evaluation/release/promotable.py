@@ -72,8 +72,7 @@ class Promotable:
 def render(
     card: Card, name: str, parameters: Mapping[str, int], reports: Sequence[Report], facts: Sequence[str]
 ) -> str:
-    """Write a model card as Markdown. parameters: number of parameters of each file. facts: lines about the
-    training."""
+    """Write a model card as Markdown. parameters: each file's number. facts: lines about the training."""
     machine = reports[0]["hardware"]
     head = ["---", f"language: [{', '.join(card.languages)}]", "license: apache-2.0", f"library_name: {card.library}"]
     head += [f"pipeline_tag: {card.pipeline_tag}", f"tags: [{', '.join(card.tags)}]", "---", "", f"# {name}", ""]

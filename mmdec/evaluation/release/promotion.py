@@ -27,9 +27,9 @@ from mmdec.evaluation.release.transcription import TRANSCRIPTION
 from mmdec.evaluation.release.translation import HEARD, TRANSLATION
 from mmdec.hub import heard_translator
 from mmdec.hub.daspeech import layout
+from mmdec.hub.provenance import CARD, portable, stamp, weights
 from mmdec.hub.publish import PROVENANCE, whole_folder
 from mmdec.pipelines.confidence import FILE as CONFIDENCE
-from mmdec.provenance import CARD, portable, stamp, weights
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 

@@ -54,8 +54,7 @@ class Chat:
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        """Load the model and its drafter; options as for `mmdec.describe`. Raises InputError if an option is
-        refused."""
+        """Load the model and its drafter; options as for `mmdec.describe`. Raises InputError for a refused one."""
         remaining: dict[str, Any] = {**options}
         for name in LACKING:
             if name in remaining:
@@ -124,8 +123,7 @@ class Chat:
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
-        """Model inputs for the whole dialogue's ids. They have this turn's images or, if there is no cache, those of
-        all turns."""
+        """Inputs for the whole dialogue's ids: this turn's images or, without a cache, those of all turns."""
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
@@ -145,8 +143,7 @@ class Chat:
         return inputs
 
     def _turn(self, message: Message) -> str:
-        """The text that the chat template adds after the last answer: its end, the question, the start of the next
-        answer."""
+        """What the chat template adds after the last answer: its end, the question, the next answer's start."""
         mark = "(answer)"
         while any(mark in part.get("text", "") for part in message["content"]):
             mark += ")"

@@ -60,8 +60,7 @@ def user_message(vlm: LoadedVlm, question: Question) -> Message:
 
 
 def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Render the dialogue as text, ending where the model continues. Raises InputError if the template drops an
-    image."""
+    """Render the dialogue, ending where the model continues. Raises InputError if an image is dropped."""
     text: str = vlm.processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     images = [part for message in messages for part in message["content"] if part["type"] == "image"]
     if text.count(vlm.image_token) != len(images):
@@ -94,8 +93,7 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
 
 
 def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """The errors, by row, for prompts in `tensors` that exceed the model's positions. remedy: the message's last
-    sentence."""
+    """The errors, by row, of prompts in `tensors` beyond the model's positions. remedy: their last sentence."""
     most = longest(vlm.model.config.get_text_config(decoder=True))
     if most is None or inputs["input_ids"].shape[1] <= most:  # fast check: no token takes more than one position
         return {}

@@ -64,8 +64,7 @@ class PassListener:
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:
-        """A callback for `ArDecoder.generate`: one token (1,) of one row. Steps after the row's end are not
-        reported."""
+        """A callback for `ArDecoder.generate`: one token (1,) of a row. Steps after the row's end are skipped."""
         if self._on_pass is not None and not self._ended:
             token = int(tokens)
             self._ended = token in (EOS, PAD)

@@ -1,5 +1,4 @@
-"""`mmdec.translate_speech`: translates French recordings (files or arrays of any length) into English speech and
-text."""
+"""`mmdec.translate_speech`: translates French recordings of any length (files, arrays) into English."""
 
 from __future__ import annotations
 

@@ -275,8 +275,7 @@ class SpeechTranslator:
 
     @torch.inference_mode()
     def verified(self, source: Source, listener: PassListener | None = None) -> tuple[list[list[int]], list[int]]:
-        """Each row's units, equal to those of `ArDecoder.generate`, and the decoder's passes. listener: for a batch of
-        one."""
+        """Each row's units, as `ArDecoder.generate`'s, and the decoder's passes. listener: for a batch of one."""
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         if listener is not None:
             listener.graph(lattice.emissions[0], lattice.links[0])

@@ -60,8 +60,7 @@ class Admission:
         return Names(folder, self.allow_absolute_paths)
 
     def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
-        """Raise InputError if too many of `total` rows are bad. of: the rows' name in the message, such as "rows of
-        'a.tsv'"."""
+        """Raise InputError if too many of `total` rows are bad. of: the message's words, like "rows of 'a.tsv'"."""
         if bad.count > self.max_bad_share * total:
             raise InputError(
                 f"`corpus` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
@@ -83,8 +82,7 @@ class Names:
         self.inside: dict[Path, bool] = {}  # folder -> whether its resolved path is inside
 
     def __call__(self, name: str, place: str) -> Path:
-        """The path of a name. place: where the list has it. Raises InputError for a path outside, or an impossible file
-        name."""
+        """A name's path. place: where the list has it. Raises InputError for one outside, or an impossible name."""
         if not name or "\0" in name or os.path.normpath(name) == "." or not _encodable(name):
             raise self._refuse(place, f"has {_cut(name)}", "Write a file's name there.")
         path = self.folder / name

@@ -176,8 +176,7 @@ def normalise(text: str) -> str:
 
 
 def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
-    """Give each source sentence a single translation, that of its first recording, as sequence-level distillation
-    would."""
+    """Give each source sentence its first recording's translation, as sequence-level distillation would."""
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):

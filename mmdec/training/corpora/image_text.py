@@ -137,8 +137,7 @@ def _check_once(seen: dict[str, str], name: str, place: str) -> str:
 
 
 def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQuestion]:
-    """Read a .jsonl list. Without `given`, a picture beside the list is used if it exists, else images/, as in
-    LLaVA-Bench."""
+    """Read a .jsonl list. Pictures: from `given`, else beside the list if they exist, else images/ (LLaVA-Bench)."""
     questions, seen = [], dict[str, str]()
     names, apart = admission.names(given or path.parent), path.parent / "images"
     names_apart = admission.names(apart) if given is None and apart.is_dir() else None

@@ -50,8 +50,7 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
-    """The line number and value of each line of a .jsonl that is not blank. rule: the required format, for the
-    error."""
+    """Line number and value of a .jsonl's lines that are not blank. rule: the required format, for errors."""
     for number, line in text_lines(path, argument):
         try:
             value = json.loads(line)
@@ -150,8 +149,7 @@ _MARK = re.compile(r"[^\w\s]")
 
 @dataclass(frozen=True)
 class TextPair:
-    """A sentence with every accepted translation, the preferred one first. Sentences of one group share
-    translations."""
+    """A sentence with every accepted translation, the preferred first. A group's sentences share them."""
 
     name: str
     group: str

@@ -144,8 +144,7 @@ class AcousticModule(LightningModule):
 
     @property
     def network(self) -> AcousticModule:
-        """What `InitialWeights` loads into. Its parameter names are DASpeech's, so another model's voice can be
-        loaded."""
+        """What `InitialWeights` loads into, with DASpeech's parameter names: it takes another model's voice."""
         return self
 
     def setup(self, stage: str) -> None:
@@ -165,8 +164,7 @@ class AcousticModule(LightningModule):
         return scheduled(optimizer, lambda step: self._schedule()(step))
 
     def _schedule(self) -> Schedule:
-        """The schedule for the trainer's current `max_steps`; a run with a time limit changes this number after each
-        epoch."""
+        """The schedule for the current `max_steps`, which a run with a time limit changes after each epoch."""
         if self.schedule == "cosine" and self.trainer.max_steps > self.warmup:
             return Schedule("cosine", self.warmup, decay_steps=self.trainer.max_steps - self.warmup)
         return Schedule("inverse-sqrt", self.warmup)

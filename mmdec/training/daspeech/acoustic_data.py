@@ -178,8 +178,7 @@ class EnglishSpeech:
         return {key: item for item, key in enumerate(keys)}
 
     def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
-        """Phones (3, K) and mel (F, 80) of several recordings, one after another; with pauses of a fifth of a second if
-        `pause`."""
+        """Phones (3, K) and mel (F, 80) of several recordings in a row; a fifth of a second apart if `pause`."""
         phones, mels = self.phones(items[0]), [self.mel(items[0])]
         for item in items[1:]:
             silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
@@ -255,8 +254,7 @@ def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> Acoustic
 
 
 class EpochItems:
-    """Batches of indices for one epoch of `steps` steps, drawn from (seed, epoch). A batch has items of similar
-    length."""
+    """Batches of indices for one epoch of `steps` steps, drawn from (seed, epoch), of items of like length."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int) -> None:
         generator = np.random.default_rng([seed, epoch])

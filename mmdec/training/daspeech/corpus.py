@@ -159,8 +159,7 @@ class Item:
 
 
 class SpeechDataset(Dataset[Item]):
-    """A dataset whose indices are tuples of row numbers: several rows are joined to one utterance, with pauses between
-    them."""
+    """Indices are tuples of row numbers: several rows are joined to one utterance, with pauses between them."""
 
     def __init__(
         self,
@@ -222,8 +221,7 @@ def collate(items: Sequence[Item]) -> Batch:
 
 
 class EpochBatches:
-    """The batches of one epoch: a fixed number of steps, items of similar length, a share of them joined from two
-    rows."""
+    """One epoch's batches: a fixed number of steps, items of similar length, some joined from two rows."""
 
     def __init__(
         self,

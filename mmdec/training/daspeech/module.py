@@ -1,5 +1,4 @@
-"""Training of DASpeech: speech to phones (graph decoder and autoregressive baseline together), then jointly with the
-voice."""
+"""Training of DASpeech: speech to phones (graph and autoregressive decoder together), then with the voice."""
 
 from __future__ import annotations
 
@@ -206,8 +205,7 @@ class DASpeechModule(LightningModule):
         return parts
 
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
-        """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3). Gradients reach only the vertices
-        v_j."""
+        """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3). Only the v_j get gradients."""
         net, targets = self.network, batch.acoustic
         if not isinstance(net, DASpeech) or targets is None:
             raise InputError(
@@ -312,8 +310,7 @@ class InitialWeights(Callback):
             rank_zero_info(f"{file}: {taken} tensors loaded")
 
     def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
-        """Put the phones' embeddings in this model's order. A phone that the loaded voice does not have keeps its
-        initial row."""
+        """Put the phones' embeddings in this model's order. A phone unknown to the voice keeps its initial row."""
         earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
         rows = own["tts.units.weight"].clone()
         for index, unit in enumerate(units):

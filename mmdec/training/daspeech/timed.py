@@ -139,8 +139,7 @@ def stage_recipe(stage: str) -> Recipe:
 
 
 def known_model() -> Path | None:
-    """The model to compare with: a better one from an earlier run, or the shipped one. None if its phones are not the
-    corpus's."""
+    """The model to compare with: an earlier run's better one, or the shipped one; None for other phones."""
     folder = start_model(MODEL)
     if not (folder / "model.safetensors").is_file():
         return None
@@ -170,8 +169,7 @@ def total_batches(recipe: dict[str, Any]) -> int:
 
 
 def batches_done(checkpoint: Path) -> int:
-    """Number of batches that a checkpoint's run has processed. (With two optimizers Lightning counts each step
-    twice.)"""
+    """Number of batches that a checkpoint has seen. (With two optimizers Lightning counts a step twice.)"""
     return read_checkpoint(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
 
 

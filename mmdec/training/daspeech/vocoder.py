@@ -34,8 +34,7 @@ SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss
 
 
 class SpectrogramDiscriminator(nn.Module):
-    """Scores patches of a log-magnitude spectrogram as real or generated (after Jang et al., 2021), with few
-    channels."""
+    """Scores patches of a log-magnitude spectrogram as real or generated (after Jang et al., 2021)."""
 
     def __init__(self, size: int, channels: int) -> None:
         super().__init__()

@@ -102,8 +102,7 @@ def ends(model: WhisperForConditionalGeneration) -> list[int]:
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """A hash of the model that differs if its texts may differ. It covers sizes, generation rules and some of each
-    weight."""
+    """A hash of the model, of sizes, generation rules and some of each weight: texts may differ if it does."""
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -149,8 +148,7 @@ class Spelling:
     """A Whisper's tokenizer for composing windows. Its special tokens are the ones that the model's `generate` uses."""
 
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
-        """language: None: the model detects it. Raises InputError for a language or task that the model does not
-        support."""
+        """language: None: the model detects it. Raises InputError for one, or a task, that it does not support."""
         self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
         added = dict(tokenizer.get_added_vocab())
         self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
@@ -191,8 +189,7 @@ class Spelling:
         return self.tokenizer(*texts, **options)
 
     def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
-        """Split a window's tokens into the prompt in this model's form, the text with EOS, and whether it has
-        timestamps."""
+        """Split a window's tokens: the prompt in this model's form, the text with EOS, whether it has times."""
         at = tokens.index(self.start)
         timed = self.quiet not in tokens[at : at + 4]
         prompt = [*tokens[:at], *self.head, *([] if timed else [self.quiet])]
@@ -200,8 +197,7 @@ class Spelling:
 
 
 class HeadWindows(Dataset[HeadBatch]):
-    """A dataset that composes each batch when it is read. It reads no sound if the states of all its windows are in
-    `stored`."""
+    """A dataset that composes a batch when it is read; without sound if `stored` has all windows' states."""
 
     def __init__(
         self,
@@ -385,8 +381,7 @@ class HeadData(LightningDataModule):
         return self._loader("train", self.composition, [batches[number] for number in order])
 
     def val_dataloader(self) -> DataLoader[HeadBatch]:
-        """The same windows each time, without added noise; timestamps and previous text are as frequent as in
-        training."""
+        """The same windows each time, without noise; timestamps and previous text as often as in training."""
         assert self.trainer is not None
         batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]

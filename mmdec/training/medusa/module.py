@@ -261,8 +261,7 @@ class MedusaModule(LightningModule):
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Run the encoder once, decode greedy text where no label is stored, and run the decoder once over all
-        texts."""
+        """Run the encoder once, decode greedy text where no label is stored, run the decoder once over all."""
         model = self.base
         assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):
@@ -289,8 +288,7 @@ class MedusaModule(LightningModule):
         return texts, features, (hidden.float(), states.float(), where)
 
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
-        """Each head's loss, and the targets' ranks (P, K), limited to WIDTH. Positions beyond the text's end get
-        WIDTH."""
+        """Each head's loss, and the targets' ranks (P, K), at most WIDTH; positions beyond the text get WIDTH."""
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
             assert positions.whole is not None
@@ -352,8 +350,7 @@ class MedusaModule(LightningModule):
             self.keep(None, {})
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
-        """Save the heads in `heads/` in half precision and replace the old ones. chances: accuracy of each rank of each
-        head."""
+        """Save the heads in `heads/` in half precision, over the old ones. chances: accuracies, by head and rank."""
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)

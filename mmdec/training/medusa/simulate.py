@@ -59,8 +59,7 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
 
 
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
-    """Tokens per round of a chain of all heads and of a tree of `nodes` nodes, and the accuracies (K, WIDTH) of the
-    ranks."""
+    """Tokens per round of a chain of all heads and a tree of `nodes` nodes; the ranks' accuracies (K, WIDTH)."""
     chain = simulate(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(ITERATIONS if nodes > 0 else 0):
@@ -80,8 +79,7 @@ def estimate(seen: Simulation) -> list[list[float]]:
 
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
-    """How often a head's target was among its first r tokens, for each r in `ranks`, whatever the heads before it
-    drafted."""
+    """How often a head's target is among its first r tokens, r in `ranks`, whatever earlier heads drafted."""
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 

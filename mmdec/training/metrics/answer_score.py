@@ -34,8 +34,7 @@ def right_in_other_words(answer: str, expected: str) -> bool:
 
 
 def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
-    """How many claims an answer makes. A claim counts if its words occur in one clause of the answer, in their
-    order."""
+    """How many claims an answer makes: those whose words occur in one clause of it, in their order."""
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
     return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
 

@@ -34,8 +34,7 @@ class Edits:
 
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
-    """The smallest word edits that turn a reference into a hypothesis; texts are split at white space, not
-    normalised."""
+    """The fewest word edits from a reference to a hypothesis; split at white space, not normalised."""
     return _edits("process_words", " ".join(reference.split()), " ".join(hypothesis.split()), str.split)
 
 

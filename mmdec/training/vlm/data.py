@@ -33,8 +33,7 @@ LEARNED = 40_000  # number of conversations that the tokenizer is learned from
 
 @dataclass
 class Question:
-    """A question with its right answer. claims: the statements that a right description makes. expected: the right
-    short answer."""
+    """A question and its answer. claims: what a right description states. expected: the right short answer."""
 
     image: Path
     question: str
@@ -113,8 +112,7 @@ class Asked:
 
 
 class Rows(Dataset[tuple[np.ndarray, ...]]):
-    """A dataset of packed rows. An item is (conversation, seed); the seed decides which questions the row has, in what
-    order."""
+    """A dataset of packed rows. An item is (conversation, seed); the seed chooses and orders its questions."""
 
     def __init__(
         self,
@@ -316,8 +314,7 @@ class SceneData(LightningDataModule):
         return count if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
-        """The picture indices of one pass: all, or all with print and so many of the others that `printed_share`
-        holds."""
+        """The picture indices of one pass: all, or as many without print as let `printed_share` have print."""
         draw = np.random.default_rng([self.options.seed, lap])
         if length == self.whole.sum():
             return draw.permutation(np.flatnonzero(self.whole))
@@ -332,8 +329,7 @@ class SceneData(LightningDataModule):
 
 
 def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
-    """Batches of up to 40 questions whose answers have about equal length. They are this process's part of all
-    questions."""
+    """Batches of up to 40 questions, of answers of about equal length; this process's part of all."""
     batches = []
     for described in (False, True):
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]

@@ -29,8 +29,7 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
-    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
-    step."""
+    """Load the training module with its checkpoints' average weights. Returns it and the last one's step."""
     plain = {"start": None, "compiled": False}
     return load_averaged(
         lambda options: VlmModule(**{**options, "shape": Shape(**options["shape"]), **plain}), checkpoints
@@ -52,8 +51,7 @@ def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> Llav
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaProcessor:
-    """The processor of the model: pictures of any size are scaled to its square, with values -1 to 1; text has a chat
-    template."""
+    """The model's processor: pictures are scaled to its square, values -1 to 1; text has a chat template."""
     return LlavaProcessor(
         image_processor=SiglipImageProcessor(size={"height": shape.image, "width": shape.image}),
         tokenizer=tokenizer,

@@ -195,8 +195,7 @@ def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) ->
 def language_layer(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor
 ) -> Tensor:
-    """One layer of Llama, (B, L, H): norms and projections in the order of `speak`. It has as many key heads as query
-    heads."""
+    """One layer of Llama, (B, L, H), in the order of `speak`. It has as many key heads as query heads."""
     n1, wq, wk, wv, wo, n2, wg, wu, wd = weights
     width = x.shape[-1]
     y = F.rms_norm(x, (width,), n1, 1e-6).to(dtype)
@@ -288,8 +287,7 @@ class CellHeads(nn.Module):
 
 
 def cell_loss(scores: Tensor, labels: Tensor, empty: float) -> Tensor:
-    """Mean cross-entropy of scores (..., classes) and labels (...). Cells that show nothing (label 0) have weight
-    `empty`."""
+    """Mean cross-entropy of scores (..., classes), labels (...). Label 0, an empty cell, weighs `empty`."""
     losses = F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
     weights = torch.where(labels.flatten() == 0, empty, 1.0)
     return (losses * weights).sum() / weights.sum()

@@ -127,8 +127,7 @@ class Encoded:
         return len(self.first) - 1
 
     def turns(self, number: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each turn of a conversation: the question's tokens, the answer's tokens, and the patch that each answer
-        token reads."""
+        """For each turn: the tokens of its question and answer, and the patch that each answer token reads."""
         turns = []
         for turn in range(self.first[number], self.first[number + 1]):
             begin = self.bounds[turn - 1, 1] if turn else 0
@@ -250,8 +249,7 @@ def pack(
 
 
 def turn_mask(turns: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Attention mask of turns (B, L) -> (B, 1, L, L): 0 for earlier tokens of the prefix and of the same turn, else
-    MASKED."""
+    """Mask of turns (B, L) -> (B, 1, L, L): 0 for earlier tokens of prefix and own turn, else MASKED."""
     same = turns[:, :, None] == turns[:, None, :]
     prefix = (turns == 0)[:, None, :] & (turns >= 0)[:, :, None]
     length = turns.shape[1]

@@ -97,8 +97,7 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
-    """Change speed and pitch by the factor `pace`, which is rounded to a whole sample rate: (T,) -> (about T /
-    pace,)."""
+    """Change speed and pitch by `pace`, rounded to a whole sample rate: (T,) -> (about T / pace,)."""
     rate = round(SAMPLE_RATE / pace)
     if rate == SAMPLE_RATE:
         return samples
@@ -115,8 +114,7 @@ def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generato
 
 
 def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
-    """Noise alone, (count,), within -1 and 1. audiomentations can only add noise to a sound, so it is added to a
-    constant."""
+    """Noise alone, (count,), within -1 and 1: audiomentations adds noise to a sound, here to a constant."""
     constant = np.ones(count, np.float32)
     noise = add_coloured_noise(constant, 0.0, draw) - constant
     return noise / max(float(np.abs(noise).max()), 1e-9)
@@ -145,8 +143,7 @@ def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 
 
 def telephone(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Limit a sound to a telephone's band: from 200 to 350 Hz up to 3,000 to 3,800 Hz, with soft edges. (T,) ->
-    (T,)."""
+    """Limit a sound (T,) to a telephone's band: 200-350 Hz up to 3,000-3,800 Hz, with soft edges. -> (T,)."""
     low, high = draw.uniform(200, 350), draw.uniform(3000, 3800)
     frequency = np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE)
     gain = 1 / np.sqrt(1 + (low / np.maximum(frequency, 1)) ** 8) / np.sqrt(1 + (frequency / high) ** 16)

@@ -23,8 +23,7 @@ from mmdec.types import told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
-    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
-    step."""
+    """Load the training module with its checkpoints' average weights. Returns it and the last one's step."""
     return load_averaged(
         lambda options: WhisperModule(**{**options, "shape": Shape(**options["shape"]), "start": None}), checkpoints
     )

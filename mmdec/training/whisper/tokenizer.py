@@ -20,8 +20,7 @@ BYTES = 256
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
-    """Build a tokenizer for English. texts: texts to learn the pieces from. pieces: number of pieces, the 256 bytes
-    included."""
+    """Build a tokenizer for English. texts: to learn pieces from. pieces: their number, 256 bytes included."""
     learner = ByteLevelBPETokenizer()
     learner.train_from_iterator(
         (f" {text}" for text in texts), vocab_size=max(pieces, BYTES), min_frequency=2, show_progress=False

@@ -23,7 +23,7 @@ from torchaudio import functional
 from mmdec import audio
 from mmdec.audio import features
 from mmdec.audio.files import conversion
-from mmdec.cli.files import SOUNDS
+from mmdec.cli.jobs import SOUNDS
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_containers import CODECS, contained, silent_film

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import audio, cli
 from mmdec.checks import files
-from mmdec.cli import files as outputs
+from mmdec.cli import jobs as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.hub.publish import whole_folder
 from mmdec.pipelines.inputs import read

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import audio, cli
-from mmdec.cli import files as outputs
-from mmdec.cli.files import PICTURES, SOUNDS, input_files, output_paths, together_as_one
+from mmdec.cli import jobs as outputs
+from mmdec.cli.jobs import PICTURES, SOUNDS, input_files, output_paths, together_as_one
 from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.evaluation.quality.translation import COMPARED

@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.cli.files import InputFile
-from mmdec.cli.jobs import EVERY, Comparer, Jobs, loading, progress_bar, warn_of_unsure
+from mmdec.cli.jobs import EVERY, Comparer, InputFile, Jobs, loading, progress_bar, warn_of_unsure
 from mmdec.pipelines.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support import tiny_translator, tiny_vlm_folder, tiny_whisper

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from mmdec import cli
 from mmdec.evaluation.release.description import COLUMNS, score, table
 from mmdec.evaluation.release.promotion import promote
+from mmdec.hub.provenance import weights
 from mmdec.pipelines.confidence import FILE, FORMAT
-from mmdec.provenance import weights
 from mmdec.types import InputError
 from tests.support import promotions
 from tests.support.tiny_squares import add_drafter, files, write_scenes, write_target

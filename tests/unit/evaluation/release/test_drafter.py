@@ -12,8 +12,8 @@ import pytest
 from mmdec.drafters.registry import auto_names
 from mmdec.evaluation.release import promotion
 from mmdec.evaluation.release.promotion import SYSTEMS, promote
+from mmdec.hub.provenance import weights
 from mmdec.hub.vlm import load_vlm
-from mmdec.provenance import weights
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 from tests.support import promotions

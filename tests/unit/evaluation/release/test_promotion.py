@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mmdec import cli
 from mmdec.evaluation.release import promotion
 from mmdec.evaluation.release.promotion import SYSTEMS, promote
-from mmdec.provenance import weights
+from mmdec.hub.provenance import weights
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 from tests.conftest import buzz

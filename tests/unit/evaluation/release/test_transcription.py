@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmdec.evaluation.release.promotion import promote
-from mmdec.provenance import weights
+from mmdec.hub.provenance import weights
 from mmdec.types import InputError
 from tests.support.tiny_english import write_english
 from tests.support.tiny_whisper import write

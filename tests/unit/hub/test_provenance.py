@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmdec.hub.provenance import CHECKOUT, portable, stamp
 from mmdec.hub.publish import PROVENANCE, write_provenance
-from mmdec.provenance import CHECKOUT, portable, stamp
 
 
 @pytest.mark.parametrize(

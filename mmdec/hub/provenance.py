@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
