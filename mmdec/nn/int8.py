@@ -87,13 +87,13 @@ class Int8Linear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
         integers, scales = quantise_rows(linear.weight)
-        self._packed = _pack(integers, scales)
+        self._packed = pack(integers, scales)
         self._levels = levels()
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
         scales = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=LEAST).div_(self._levels)
-        out = _product(rows.div(scales).round_(), self._packed).mul_(scales)
+        out = product(rows.div(scales).round_(), self._packed).mul_(scales)
         if self.bias is not None:
             out += self.bias  # not in one step with the product: a fused one rounds once, and not for every shape
         return out.view(*input.shape[:-1], self.out_features)
@@ -133,7 +133,7 @@ def levels() -> int:
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
-            found = _product(torch.full((1, 64), float(most)), _pack(weight, torch.ones(16)))
+            found = product(torch.full((1, 64), float(most)), pack(weight, torch.ones(16)))
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
                 "`dtype` may be int8 where torch has fbgemm's kernels (x86), but this CPU has none. Choose float32."
@@ -143,14 +143,14 @@ def levels() -> int:
     raise InputError("`dtype` may be int8 where sums of integers are exact, but here they are not. Choose float32.")
 
 
-def _pack(integers: Tensor, scales: Tensor) -> Any:
-    """integers: (O, I) int8. scales: (O,)."""
+def pack(integers: Tensor, scales: Tensor) -> Any:
+    """What `product` multiplies by. integers: (O, I) int8. scales: (O,)."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
     weight = torch.quantize_per_channel(integers * scales[:, None], scales.double(), zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(weight, None)
 
 
-def _product(rows: Tensor, packed: Any) -> Tensor:
-    """(N, I) whole numbers -> (N, O) float32."""
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    return cast(Tensor, product(rows, 1.0, ZERO, packed))
+def product(rows: Tensor, packed: Any) -> Tensor:
+    """Whole numbers (N, I) times the packed rows -> (N, O) float32."""
+    kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    return cast(Tensor, kernel(rows, 1.0, ZERO, packed))

@@ -71,6 +71,10 @@ class HfTarget(Target, Protocol):
         """The inputs of `prefill`, from ids (B, P) and the other inputs that `generate` prepared."""
         ...
 
+    def greedy_inputs(self, processors: Sequence[object], columns: int) -> Mapping[str, Any]:
+        """More inputs of `prefill` for a greedy run. processors: all of the run's. columns: of its prompt."""
+        return {}
+
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Reasons why only transformers' own loop gives what a call asks for, as sentences without a full stop. inputs:
         those that `generate` prepared."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,15 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.nn.int8 import quantised
 from mmdec.ops.tree_attention import TreeMask
-from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
+from mmdec.targets.encoded import GREEDY, EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import (
-    hooked,
     model_name,
 )
 from mmdec.targets.whisper_call import can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder, Piece
 from mmdec.targets.whisper_together import Together
+from mmdec.targets.whisper_vocabulary import greedy_words, vocabulary_scores
 from mmdec.types import CACHE, Context, Draft, Needs, Scores
 
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
@@ -105,6 +105,11 @@ class WhisperTarget(EncodedTarget):
             for (session, _), (logits, last) in zip(drafts, parts, strict=True)
         ]
 
+    def greedy_inputs(self, processors: Sequence[object], columns: int) -> Mapping[str, Any]:
+        """What a greedy run asks of the scores, if its processors are Whisper's own."""
+        words = greedy_words(processors, columns, self.vocab_size, self.device)
+        return {} if words is None else {GREEDY: words}
+
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:
         """The encoder's states (B, S, H) of features (B, mels, T); None if it reads other features."""
@@ -137,7 +142,8 @@ class WhisperTarget(EncodedTarget):
     ) -> Scores:
         mask, layers = None if tree is None else tree.additive, session.layers
         out = self._decoder(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
-        return Scores(vocabulary_scores(self.model.proj_out, out.last_hidden_state), self._features(out, layers))
+        logits = vocabulary_scores(self.model.proj_out, out.last_hidden_state, session.greedy)
+        return Scores(logits, self._features(out, layers))
 
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
         """As for all; with word timestamps, an "sdpa" model attends by "eager", which attentions need."""
@@ -190,28 +196,6 @@ def generate_processors(
     if timestamps:
         processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompt_length))
     return processors
-
-
-FEW = range(2, 11)  # numbers of columns for which a large vocabulary's product is faster transposed
-LARGE = 2**14  # minimum number of tokens in a large vocabulary
-
-
-def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
-    """Apply the output layer to states (B, N, H) -> logits (B, N, V).
-
-    On a CPU and in float32, the product for a few columns is computed transposed, as (W hT)T: matrix libraries split
-    that product along the vocabulary. Measured on an EPYC, one thread, 51,865 tokens of 512 channels, 2 / 3 / 4 / 8
-    columns: 22 / 34 / 19 / 22 ms without, 6 / 9 / 9 / 14 ms with it; with 12 and more columns it is slower. The sums
-    have another order, so logits differ by up to 1e-6.
-    """
-    columns = states.shape[0] * states.shape[1]
-    plain = type(output) is nn.Linear and output.bias is None and not hooked(output)
-    if plain and columns in FEW and states.device.type == "cpu" and states.dtype == torch.float32:
-        weight = cast(nn.Linear, output).weight
-        if len(weight) >= LARGE and weight.dtype == torch.float32:
-            scores = torch.mm(weight, states.reshape(columns, -1).t())  # (V, B N)
-            return scores.t().contiguous().view(*states.shape[:2], -1)
-    return output(states)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 import mmdec
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.targets import whisper_vocabulary
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import network, write
 
@@ -282,3 +283,14 @@ def test_the_heads_of_a_directory_and_an_object(whisper: LoadedWhisper) -> None:
     for drafter in (folder, str(folder), load_heads(folder, whisper.model)):
         found = mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=drafter, language="en")
         assert found.tokens == [token for one in stock(whisper, "short")[0] for token in one["tokens"].tolist()]
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
+@pytest.mark.parametrize(("name", "drafter"), [(name, DRAFTERS[(place + 1) % 3]) for place, name in enumerate(WAYS)])
+def test_equals_stock_by_an_8_bit_copy_of_the_output_layer(
+    whisper: LoadedWhisper, name: str, drafter: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whisper_vocabulary, "LARGE", 1)
+    monkeypatch.setattr(whisper_vocabulary, "PAYS", 1)
+    test_equals_stock(whisper, name, drafter)
+    assert any(copy.scores is not None for copy in whisper_vocabulary._copies.values())

@@ -170,8 +170,9 @@ class WindowReader:
     def agreed(self, window: JoinedWindow, how: Distortion, least: float) -> tuple[str, Tensor, list[int]] | None:
         """Name, states and transcript of a window whose known text the model agrees with, by one pass over that text.
 
-        The encoder reads the sound and `MARGIN` seconds. Words are the known text's, signs those that the model likes
-        best; where it likes a timestamp better than any token, a segment ends (its time is not read: 0).
+        The encoder reads the sound and `MARGIN` seconds. Words are the known text's; signs and capitals are
+        those that the model likes best. Where it likes a timestamp better than any token, a segment ends (its time is
+        not read: 0).
         least: share of the words that must be what the model likes best. Returns: None if fewer are.
         """
         model, first = self.whisper.model, self.first_time
@@ -189,13 +190,18 @@ class WindowReader:
         best, likely = scores[:, : self.end].max(-1), scores[:, first:].logsumexp(-1)
         liked, timed = best.indices.tolist(), (likely > best.values).tolist()
         words = [(a, b) for a, b in zip(known, liked, strict=False) if not self._sign(a)]
-        if not words or sum(a == b for a, b in words) < least * len(words):
+        if not words or sum(a == b or self._same(a, b) for a, b in words) < least * len(words):
             return None
         text = [first]
         for token, other, ends_here in zip(known, liked, timed, strict=False):
             text += [first] if ends_here and text[-1] != first else []
-            text.append(other if self._sign(token) and self._sign(other) else token)
+            signs = self._sign(token) and self._sign(other)
+            text.append(other if signs or self._same(token, other) else token)
         return window.name, states[0, : int((len(sound) / SAMPLE_RATE + SILENCE) * SAMPLE_RATE) // STEP], text
+
+    def _same(self, token: int, other: int) -> bool:
+        """Whether two tokens are the same but for capital letters."""
+        return self.whisper.tokenizer.decode([token]).lower() == self.whisper.tokenizer.decode([other]).lower()
 
     def _sign(self, token: int) -> bool:
         return not any(letter.isalnum() for letter in self.whisper.tokenizer.decode([token]))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
+from mmdec.targets import whisper_decoder
 from mmdec.targets.cache import KVPool
 from mmdec.targets.whisper_decoder import FastDecoder
 from mmdec.types import CACHE
@@ -48,6 +49,16 @@ def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, T
 def test_it_gives_the_decoders_own_states_bit_by_bit(batch: int, nodes: int) -> None:
     wanted, found = both(whisper(), batch, nodes)
     assert torch.equal(wanted, found)
+
+
+@pytest.mark.parametrize(("batch", "nodes"), [(1, 2), (1, 5), (2, 2), (1, 6)])
+def test_large_layers_give_them_by_another_order_of_sums(
+    batch: int, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whisper_decoder, "LARGE", 1)
+    wanted, found = both(whisper(), batch, nodes)
+    assert torch.allclose(wanted, found, atol=1e-5)
+    assert found.is_contiguous()
 
 
 class Doubled(nn.Module):
