@@ -55,7 +55,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
     It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, of 8 to 32 bit integers or floats; and with PyAV (extra
     `mmdec[av]`) the sound of mp4, m4a, mov, webm and mka. The whole content is read, even if the header declares less.
     Floats beyond full scale are scaled down to it.
-    source: a path, or a binary file object. sample_rate: of the result, in Hz. Default 16 kHz.
+    source: a path, or a binary file object. sample_rate: the result's, in Hz. Default 16 kHz.
     max_seconds: longer audio raises an error; if the header shows that it is longer, nothing is decoded.
     Returns: samples (T,) float32 in [-1, 1].
     Raises: InputError for any other file, and for audio that `check_samples` or `check_peak` refuses.
@@ -68,7 +68,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
         rates.append(rate)
         peak = float(
             np.fmax.reduce(np.abs(block), axis=None, initial=peak)
-        )  # of all channels: in the mix, two may cancel
+        )  # peak over all channels: in the mix, two may cancel
         with np.errstate(all="ignore"):  # infinite samples are detected below
             blocks.append(block.mean(axis=1))
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)

@@ -38,10 +38,10 @@ LEAST = 2  # voiced blocks of a window; with fewer it is a click
 
 @final
 class StreamResampler:
-    """Resamples an endless stream to 16 kHz: the same samples as `resample` gives for the whole."""
+    """Resamples an endless stream to 16 kHz, to the same samples that `resample` gives for the whole sound."""
 
     def __init__(self, rate: int) -> None:
-        """rate: of what arrives, in Hz."""
+        """rate: the arriving sound's sample rate in Hz."""
         self._stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
 
     def add(self, samples: np.ndarray, last: bool = False) -> Tensor:
@@ -64,7 +64,7 @@ class VoiceGate:
         """detector: "energy", or "webrtc" (extra `mmdec[vad]`). Raises InputError for another, or if it is missing."""
         check_detector(detector)
         self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
-        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # of each block's frames, but for deep silence
+        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # levels of each block's frames, without deep silence
         self._settled = detector != ENERGY  # whether the noise is known
         self._waiting: list[tuple[Tensor, np.ndarray]] = []  # blocks and their levels, until it is
 
@@ -134,7 +134,7 @@ class SpeechWindows:
         window is cut at its last clear pause, if it has one."""
         self._latest = latest
         self._gate, self._pause, self._most = VoiceGate(detector), max(round(pause * 10), TAIL + 1), most // BLOCK
-        self._blocks: list[Tensor] = []  # of the open window; else the last ones heard
+        self._blocks: list[Tensor] = []  # blocks of the open window; without one, the last ones heard
         self._voiced: list[bool] = []
         self._start = 0  # index of the first block's first sample
         self._rest = torch.zeros(0)  # samples that do not fill a block yet

@@ -43,7 +43,7 @@ def transcribe_input(
     live: Callable[..., Any],
     whole: Callable[[BinaryIO], str],
 ) -> None:
-    """Print the text of a stream: of samples or a wav while it arrives; of another sound file at its end.
+    """Print the text of a stream: while it arrives for samples or a wav, at its end for another sound file.
 
     kind: text, json, srt or vtt. form: rate and encoding, where they were given; then the stream is samples.
     live: makes a `LiveTranscriber` from the stream's rate. whole: the lines for a file object.

@@ -142,7 +142,7 @@ class Verb(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """A command with verbs of its own, whose errors name options as typed, too."""
+    """A command with subcommands. Its error messages, like all others, name options as the user types them."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command as click does, with errors that name options as typed."""

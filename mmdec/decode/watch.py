@@ -18,7 +18,7 @@ STARVED = 0.7  # if the thread's CPU time is less than this part of the target's
 
 
 class _Elsewhere(threading.local):
-    """Of this thread: seconds that it waited for others, and seconds of work that others did for it."""
+    """For each thread: seconds that it waited for others, and seconds of work that others did for it."""
 
     waited = worked = 0.0
 

@@ -20,7 +20,7 @@ from mmdec.pipelines.inputs import read
 
 RATE = 16_000  # Hz of all recordings that `recording` returns
 MAX_SECONDS = 60.0  # the longest recording
-SHORT = 0.7  # of the window's height: if results begin below it, the page scrolls to them
+SHORT = 0.7  # share of the window's height: if results begin lower, the page scrolls to them
 WAITING = status("Waiting for a free place …", "busy")
 FAILED = status("The server did not take this. Please try again.", "error")
 
@@ -163,8 +163,8 @@ def bind(
     sample_work: Work,
     others: Sequence[Any] = (),
 ) -> None:
-    """Give the buttons their events. `work` gets the values of `own` and `settings`; `sample_work` gets the sample's
-    number and the values of `settings`. others: further events that Stop ends."""
+    """Give the buttons their events. `work` is called with the values of `controls.own` and `controls.settings`,
+    `sample_work` with the sample's number and the settings. others: further events that Stop ends."""
     for button in (*controls.samples, controls.run):  # bound first: the browser runs a click's handlers in order
         say_waiting(button.click, outputs["status"], f"{tab}-results")
     events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]

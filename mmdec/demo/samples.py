@@ -1,4 +1,4 @@
-"""The sample recordings and pictures of the page: those of data/samples, or their copies in an installed wheel."""
+"""The page's sample recordings and pictures: from data/samples, or their copies in an installed wheel."""
 
 from __future__ import annotations
 

@@ -23,16 +23,16 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.token_pieces import BLANK, FIRST, MARK, TokenPieces
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-STATES = 50  # of the encoder in a second
+STATES = 50  # encoder states per second
 TIMES = 50  # timestamps in a second
-COLUMNS = 100  # of the encoder's input in a second
+COLUMNS = 100  # the encoder's input frames per second
 FLOOR = 6.0  # log-probability that one frame may cost at most: what was never heard must still be aligned
 EQUAL = 1e-3  # paths whose log-probabilities differ by less are equally good
 WIDTH = 6  # texts that a beam search keeps
 CHOICES = 6  # pieces of a frame that it considers, the blank not counted
 LEAST = -7.0  # their log-probability at least
 SILENT = -0.01  # log-probability of a blank from which on nothing else is considered
-WEIGHT, LENGTH = 0.5, 1.0  # of the n-gram's log-probability, and what each piece adds to make up for it
+WEIGHT, LENGTH = 0.5, 1.0  # weight of the n-gram's log-probability; score added for each piece
 UNHEARD = -2.0  # log-probability that a token costs at least when it is not what was heard
 EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
 ENDS = 0.7  # chance that a text ends where nothing more is heard
@@ -100,7 +100,7 @@ class Alignment:
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
     def score(self) -> float:
-        """Of the best path that says the accepted text; 0 where it is what was heard."""
+        """The score of the best path that spells the accepted text; 0 if the head's best path spells it."""
         return float(np.maximum(self._closed, self._open).max())
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
@@ -180,7 +180,7 @@ class Text:
 
     ended: float
     held: float
-    context: str  # of the n-gram
+    context: str  # context of the n-gram
     frames: tuple[int, ...]  # at which its pieces begin
     gain: float = 0.0  # what the n-gram says of its last piece
 
@@ -203,7 +203,7 @@ class Row:
     last: int = -1
     before: int = -1
     unheard: bool = False  # whether the last token is not what was heard
-    context: str = ""  # of the n-gram
+    context: str = ""  # context of the n-gram
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
@@ -309,8 +309,8 @@ class Ctc:
 
     @torch.inference_mode()
     def _listen(self, states: Tensor, read: Sequence[int]) -> list[np.ndarray]:
-        """Run the head over states (B, S, D), of which `read` count in each row. Returns each row's log-probabilities
-        (F, V) of the pieces."""
+        """Run the head over states (B, S, D); a row's first `read` states are valid. Returns each row's
+        log-probabilities (F, V) of the pieces."""
         weight = self.head.output.weight
         lengths = torch.tensor(read, device=weight.device)
         logits, frames = self.head(states[:, : max(read)].to(weight), lengths)

@@ -365,8 +365,8 @@ class ConversationTurn(ForwardingDrafter):
     """
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
-        """drafter: the drafter to wrap. target: the target's name. cache: the caller's cache, which the run fills, at
-        batch 1."""
+        """drafter: the drafter to wrap. target: the target's name. cache: the caller's cache
+        for a batch of 1, which the run fills."""
         super().__init__(drafter)
         self._target, self._cache = target, cache
 

@@ -72,7 +72,7 @@ def _pickle(folder: Path) -> Path | None:
 
 
 def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """All tensors of a folder, from its safetensors, else from a pickle, of which only tensors are read."""
+    """All tensors of a folder, from its safetensors, else only the tensors of a pickle."""
     file = _pickle(folder)
     if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
         return read_weights(shards(folder, argument), argument)

@@ -61,8 +61,8 @@ def save_ctc(
 ) -> Path:
     """Write a folder of a head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: what it writes. tokens: the model's. ngram: of pieces. trained: what it was
-        trained on, for the card.
+    head: the trained head. pieces: what it writes. tokens: the model's. ngram: an n-gram over pieces. trained: its
+        training data, for the card.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:

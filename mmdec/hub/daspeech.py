@@ -48,7 +48,7 @@ VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
 # separate files, because code hosts do not accept large ones
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
-LEXICON = "lexicon.tsv"  # of the word decoder; without it the text of a translation is its phones
+LEXICON = "lexicon.tsv"  # the word decoder's; without it the text of a translation is its phones
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 
 

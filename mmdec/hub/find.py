@@ -1,5 +1,5 @@
 """Finds models: a shipped name, a directory or a hub id becomes a local folder. Pickles are refused, except those of
-published drafters, of which `mmdec.hub.published` reads tensors only."""
+published drafters, from which `mmdec.hub.published` reads only tensors."""
 
 from __future__ import annotations
 

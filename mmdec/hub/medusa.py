@@ -172,7 +172,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     """Load published heads and save them in mmdec's format.
 
     source: a directory with config.json and safetensors (one file, or shards with an index); for a language model's
-        heads also medusa_lm_head.pt, of which only tensors are read.
+        heads also medusa_lm_head.pt, from which only tensors are read.
     """
     folder = Path(source)
     if not (folder / "config.json").is_file():

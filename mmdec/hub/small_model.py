@@ -1,4 +1,4 @@
-"""Makes a drafter of a smaller model: of the target's vocabulary, or of another with both tokenizers at hand."""
+"""Makes a smaller model a drafter. If its vocabulary differs from the target's, both tokenizers are needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def small_drafter(
 ) -> Drafter:
     """A drafter of a smaller model.
 
-    network: the smaller model. model: the target model. tokenizer, target_tokenizer: of the two. Default None: those in
+    network: the smaller model. model: the target model. tokenizer, target_tokenizer: theirs. Default None: those in
         the folders that the models were loaded from.
     Returns: a `SmallModel`, or an `OtherVocabulary` where the tokenizers differ.
     Raises: InputError if the vocabularies do not fit and a tokenizer is missing.

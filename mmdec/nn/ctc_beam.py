@@ -20,7 +20,7 @@ from mmdec.types import InputError
 WIDTH = 16  # texts that the search keeps
 CHOICES = 16  # pieces of a frame that it considers
 LEAST = -8.0  # their log-probability at least
-WEIGHT, BONUS = 0.8, 2.5  # of the n-gram's log-probability, and what each piece adds to make up for it
+WEIGHT, BONUS = 0.8, 2.5  # weight of the n-gram's log-probability; score added for each piece
 SHARE = 0.3  # of what a frame's other pieces weigh beside the chosen one
 NEVER = -1e9
 

@@ -41,7 +41,7 @@ MOST_LAYERS, MOST_TOKENS = 64, 64
 
 @dataclass(frozen=True)
 class DFlashConfig(DraftConfig):
-    """Sizes and options of the network. layers: empty: those of `spread_layers`."""
+    """Sizes and options of the network. layers: () means `spread_layers`."""
 
     LEAST: ClassVar[int] = 0
 

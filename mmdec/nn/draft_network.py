@@ -144,7 +144,7 @@ class Prompted:
     positions: Tensor  # (M,) position in the row's own text, padding not counted
     carry: Any = None  # extra input of `fuse` for later columns (ViSpec's global vector)
     kept: Tensor | None = None  # (V,) in [0, 1]: weight of each visual token
-    compressor: str | None = None  # the compressor that was used
+    compressor: str | None = None  # name of the image compressor; None: none was used
     end: int | None = None  # the position after the prompt's columns; None: L - 1
 
 

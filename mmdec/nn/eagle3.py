@@ -260,7 +260,7 @@ class Eagle3(DraftNetwork):
         return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
 
     def packed(self) -> Packed | None:
-        """As `DraftNetwork.packed`, with the first layer's two norms."""
+        """The joined weights, as `DraftNetwork.packed`, with the two norms of the first layer."""
         packed = super().packed()
         return None if packed is None else Packed(*packed[:3], norms=self._norms())
 

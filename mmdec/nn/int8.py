@@ -68,7 +68,7 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
 
 ZERO = 128  # the byte that stands for 0
 LEVELS = (127, 63)  # largest integer of a row; 63 for CPUs that sum two products in 16 bits
-LEAST = 1e-12  # of a row's largest value: rows of zeros
+LEAST = 1e-12  # minimum of a row's largest value, for rows of zeros
 
 
 @final
@@ -117,7 +117,7 @@ def quantise_linears(model: nn.Module) -> None:
             if type(child) is nn.Linear:
                 setattr(module, name, Int8Linear(child))
             elif type(child) is nn.Conv1d:
-                alone = copy.copy(child)  # of the same weights
+                alone = copy.copy(child)  # it shares the weights
                 alone.__class__ = EachAlone
                 setattr(module, name, alone)
 

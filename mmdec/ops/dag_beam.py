@@ -59,7 +59,7 @@ def beam_path(
     """Decode each lattice to the text of the highest score. Padding is never read.
 
     emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,) vertices.
-    ngram: of the tokens; None: the graph alone decides.
+    ngram: an n-gram over the tokens; None: the graph alone decides.
     collapse: a vertex that emits its predecessor's token adds nothing to the text.
     specials: tokens below this id are no text; a vertex that emits one adds nothing.
     bos, eos: the tokens of the first and the last vertex.

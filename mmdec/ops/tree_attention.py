@@ -99,7 +99,7 @@ def tree_mask(
     """Make the mask of a pass.
 
     starts, ends: (B,) each row's first column and the column after its last. ancestors: (B, N, N) bool.
-    columns: S, the shared columns before the nodes. dtype: of the additive mask.
+    columns: S, the shared columns before the nodes. dtype: the additive mask's dtype.
     ragged: False if every row owns all S columns, which saves half of the work at batch 1.
     window: positions that a node sees, its own included; None: all.
     The mask is additive because all attention implementations agree on its meaning; for bool masks they do not.

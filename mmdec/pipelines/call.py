@@ -206,7 +206,7 @@ class Usage:
     drafted: int = 0
     accepted: int = 0
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # of the tokens that count for the confidence
+    logprobs: list[float] = field(default_factory=list)  # log-probabilities of the tokens that count for the confidence
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage -> seconds
 
     def count(self, round_: Round, index: int, drafts: bool) -> None:

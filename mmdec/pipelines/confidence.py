@@ -5,7 +5,7 @@ and an answer need no further pass for them; a transcript adds `rate`, tokens fo
 a picture adds `structure` (whether the picture shows anything) and `distance` (how different it is from the training
 pictures; see `description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
 pass gives these three, and `differs`, the share of units for which it prefers another one; a path through the graph
-adds `graph`, its own log-probability; a CTC head's output adds more (`translation/evidence.py`).
+adds `graph`, its own log-probability; a CTC head's output adds more (`translation/translator.py`).
 
 The curve was fitted on held-out data (`mmdec.evaluation.calibration`) and is stored in the model's folder as
 confidence.json. Without that file the confidence is the tokens' geometric mean probability, which is not calibrated.
@@ -121,7 +121,7 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
-    """The confidence, in [0, 1]. kind: of decoding; without its calibration, the tokens' geometric mean."""
+    """The confidence, in [0, 1]. kind: way of decoding; if not calibrated, the tokens' geometric mean."""
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))

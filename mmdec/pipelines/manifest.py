@@ -57,7 +57,7 @@ def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """A number that tells one list from another."""
+    """A hash of the list: equal lists have equal hashes."""
     content = hashlib.sha256()
     for row in rows:
         text = json.dumps((row.path, row.id, row.options))

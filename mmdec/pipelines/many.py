@@ -49,7 +49,7 @@ class Work:
     model: str
     output: Path = Path()
     base: str = ""  # the folder that relative paths begin at
-    options: Mapping[str, Any] = field(default_factory=lambda: {})  # of the public call
+    options: Mapping[str, Any] = field(default_factory=lambda: {})  # options of the public call
     table: str = "jsonl"
     files: str = ""  # suffix of a file for each row; "": none
     device: str | None = None

@@ -1,6 +1,6 @@
 """What decodes the jobs of each task: transcription, speech translation, questions about pictures, by the public calls.
 
-A batch is one call of `mmdec.transcribe` or of its kin, so that a served answer is that of the call.
+A batch is one call of `mmdec.transcribe`, `translate_speech` or `describe`: a served answer is the call's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATE = 16_000  # Hz of the samples that jobs hold
 class How:
     """How all models decode."""
 
-    rows: int = 8  # of a batch at most
+    rows: int = 8  # maximum rows of a batch
     threads: int | None = None  # as for `mmdec.transcribe`
     statistics: mmdec.DecodingStatistics | None = None  # what runs have learned; None: those of the process
 
@@ -70,7 +70,7 @@ class Transcription:
         self.loaded, self._how = loaded, how
 
     def job(self, samples: Any, **options: Any) -> Job:
-        """A job for 16 kHz samples (T,). options: of `mmdec.transcribe`; those that are None are left out."""
+        """A job for 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
         extractor = self.loaded.extractor
         long = len(samples) // extractor.hop_length > extractor.nb_max_frames
@@ -153,9 +153,9 @@ class Answering:
         self.vlm, self._how = vlm, how
 
     def job(self, dialogue: Dialogue, **options: Any) -> Job:
-        """A job for a dialogue. options: of `mmdec.describe`; those that are None are left out."""
+        """A job for a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        # the noise of a seed depends on the row: a seed means the same answer only where a request is alone
+        # a seed's random numbers depend on the row: only a batch of one gives the same answer again
         rows = 1 if "seed" in chosen else self._how.rows
         return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
 

@@ -51,7 +51,7 @@ class Metrics:
             row[-1] += value
 
     def decoded(self, task: str, result: Any, seconds: float) -> None:
-        """Count a result of `transcribe`, `describe` or `translate_speech`. seconds: of sound in it."""
+        """Count a result of `transcribe`, `describe` or `translate_speech`. seconds: length of its sound."""
         for stage, spent in result.timings.items():
             if stage != "total":
                 self.add("stage_seconds_total", spent, task=task, stage=stage)

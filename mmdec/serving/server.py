@@ -36,7 +36,7 @@ class Limits:
 
     requests: int = 64  # open at the same time; further ones are told to come again
     sessions: int = 8  # of live transcription
-    megabytes: float = 25.0  # of a request
+    megabytes: float = 25.0  # maximum size of a request
     seconds: float = 900.0  # of sound in a request
     tokens: int = 1024  # new tokens of an answer
     wait: float = 300.0  # seconds until a request must be answered

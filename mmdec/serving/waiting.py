@@ -45,7 +45,7 @@ class Job:
 
     def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
         """key: jobs of one engine with equal keys may be decoded together, at most `rows` of them.
-        given: what the engine decodes. seconds: of sound in it.
+        given: what the engine decodes. seconds: length of its sound.
         """
         self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
         self.gone = False  # nobody waits any more: the engine ends its row
@@ -63,7 +63,8 @@ class Job:
 class Gone:
     """A stopping criterion of `generate` that ends the rows whose clients have gone.
 
-    transformers may read some rows of a batch once more, without saying which: then none ends before all have gone.
+    transformers may call it with some rows of a batch only, without saying which. Then no row ends before all clients
+    have gone.
     """
 
     mmdec_row_wise = True  # a row's answer depends on that row's index alone

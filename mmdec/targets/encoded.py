@@ -101,7 +101,7 @@ class EncodedTarget(HfTarget, ABC):
     tells_last: ClassVar[bool] = True  # whether the last layer's states can be read before the final norm
 
     def __init__(self, model: Any, layers: int, positions: int | None) -> None:
-        """layers: of the decoder. positions: the most of its text; None: unlimited.
+        """layers: number of decoder layers. positions: maximum length of its text; None: unlimited.
 
         Raises: InputError if the model's attention implementation cannot take tree masks.
         """

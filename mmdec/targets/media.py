@@ -314,10 +314,10 @@ class MediaTarget(DecoderTarget):
         self._prepares = own is not stock  # it changes what the stock one makes
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a call's inputs. Returns: those that `generate` gets and prepares, and those that go to `prefill`.
+        """Split a call's inputs. Returns: the inputs for `generate`, and those that are kept back for `prefill`.
 
-        The latter are the pixels, so that the vision tower runs within the run and is timed, and positions of three
-        axes, which `generate` would leave on the model.
+        Kept back are the pixels, so that the vision tower's time is measured with the run, and positions of three axes,
+        because `generate` would store them in the model.
         """
         ids: Tensor = inputs["input_ids"]
         named = {name: value for name, value in inputs.items() if name not in self._vision}

@@ -124,7 +124,7 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
         if isinstance(given.get(own), int):
             small[own] = min(given[own], most)
         elif own == "head_dim" and own in given:
-            small[own] = most  # what it is without: hidden_size by heads
+            small[own] = most  # its default: hidden_size / heads
     small[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
     if isinstance(heads, int):
         small[names.get("num_attention_heads", "num_attention_heads")] = HEADS

@@ -25,8 +25,8 @@ class GrowingRope:
     each: bool  # whether each token beyond has its own
 
     def crossed(self, prompt: int, cached: int, end: int) -> bool:
-        """Whether a text crosses the length. prompt: its columns before the first new token, of which `cached` are in
-        the cache. end: its columns at the end."""
+        """Whether a text crosses the length. prompt: its columns before the first new token; `cached` of them are
+        in the cache. end: its columns at the end."""
         beyond = not self.each and prompt > self.length and not 0 < cached <= self.length
         return end > self.length and not beyond
 

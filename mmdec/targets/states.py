@@ -65,7 +65,7 @@ class States(LinearAttentionLayer):
         }
 
     def keep(self, kept: Sequence[int], columns: int) -> None:
-        """End a pass of so many columns. kept: of each row, how many stay; with recurrent states all or none."""
+        """End a pass. kept: for each row, how many of its columns stay; with recurrent states all or none."""
         convolved, recurrent = self.before
         self.before, self.record_past = ({}, {}), False
         for index, full in self.conv_states.items():
@@ -102,7 +102,7 @@ class StateLayer(States):
 
 @final
 class HybridLayer(States, LinearAttentionAndFullAttentionLayer):
-    """A layer that has states, and keys and values: those of `attention`."""
+    """A layer that has states, and also keys and values, which `attention` holds."""
 
     def __init__(self, given: LinearAttentionLayer, attention: Any) -> None:
         self._take(given)

@@ -1,7 +1,7 @@
 """Hidden states and attentions of a drafted text, in the layout in which stock `generate` gives them step by step.
 
-A drafted run computes many of them in passes over trees, of which it keeps none. So a finished text is read again: its
-prompt in one pass, as stock does, and its new tokens in a second one, whose columns are the steps.
+A drafted run computes them in passes over trees, and does not keep them. So a finished text is read again: its prompt
+in one pass, as stock does, and its new tokens in a second one, whose columns are the steps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mmdec.targets.windows import Windows
 
 KINDS = ("hidden_states", "attentions")
 FLAGS = tuple(f"output_{kind}" for kind in KINDS)
-Steps = tuple[tuple[Tensor, ...], ...]  # of each step, one tensor a layer
+Steps = tuple[tuple[Tensor, ...], ...]  # for each step, one tensor a layer
 
 
 def wanted(config: GenerationConfig) -> list[str]:
-    """Which of the two a call asks for."""
+    """Which of `KINDS` a call asks for."""
     return [kind for kind in KINDS if config.return_dict_in_generate and getattr(config, f"output_{kind}")]
 
 

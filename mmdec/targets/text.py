@@ -59,7 +59,7 @@ class TextTarget(DecoderTarget):
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As for all decoders; which outputs are asked for, the configuration says."""
+        """As `DecoderTarget`'s; the configuration says which outputs are wanted."""
         given = {name: value for name, value in inputs.items() if name not in FLAGS}
         return super().prepare_inputs(ids, config, given)
 
@@ -90,7 +90,7 @@ class TextTarget(DecoderTarget):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """As for all decoders, with hidden states and attentions if they are asked for."""
+        """The output that `generate` returns, as `HfTarget.output`; with hidden states and attentions if asked for."""
         found = super().output(inputs, sequences, lengths, config, scores, logits)
         if kinds := wanted(config):
             text = TextPrompt.of({**inputs, CACHE: None})

@@ -69,17 +69,17 @@ class WhisperTarget(EncodedTarget):
 
     @property
     def name(self) -> str:
-        """Names the model's source and a digest of its weights, and what makes its passes cost otherwise."""
+        """The model's source, a digest of its weights, and modes in which passes take another time (int8, together)."""
         return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        """As for all; with others that share passes, in their caller's thread."""
+        """As `Target.prefill`. If runs share passes, the pass runs in the thread that called them all."""
         if self._together is not None:
             return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         return super().prefill(inputs, needs)
 
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """As for all; with others that share passes, in one pass for all of them."""
+        """As `Target`'s; runs that share passes are scored in one pass."""
         if self._together is None:
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
@@ -146,7 +146,7 @@ class WhisperTarget(EncodedTarget):
         return Scores(logits, self._features(out, layers))
 
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """As for all; with word timestamps, an "sdpa" model attends by "eager", which attentions need."""
+        """As for all targets. For word timestamps an "sdpa" model uses "eager" attention, which returns its weights."""
         maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
         decoder = eager_twin(self.model.model.decoder) if maps else None
         return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)

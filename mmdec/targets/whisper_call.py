@@ -56,7 +56,7 @@ def encoding_once(
 ) -> tuple[WhisperForConditionalGeneration, RememberingEncoder]:
     """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
 
-    `generate` encodes a window for its text, and once more to detect the language, to tell silence, and at each
+    `generate` encodes a window for its text, and again to detect the language, to recognise silence, and at each
     temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions
     of the encoder are not given.
 

@@ -103,7 +103,7 @@ class SpokenTokens:
     """
 
     def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor], first_time: int) -> None:
-        """layers: of the decoder. begins: for token ids, whether each begins a word; None: it is not spoken.
+        """layers: the decoder's layers. begins: for each token id, whether it begins a word; None: not spoken.
         sound: the features (B, mels, T) of the rows that were decoded last. first_time: the id of the timestamp 0."""
         self._layers, self._begins, self._sound, self._first_time = layers, begins, sound, first_time
 
@@ -117,7 +117,7 @@ class SpokenTokens:
     ) -> Tensor:
         """Times of all tokens (B, L) in seconds; those of the prompt are 0.
 
-        output: of one window, with `cross_attentions`. alignment_heads: (layer, head) pairs. num_frames: of the
+        output: one window's, with `cross_attentions`. alignment_heads: (layer, head) pairs. num_frames: of the
         features, for all rows or each, up to where there is sound. num_input_ids: columns of the prompt.
         """
         layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]

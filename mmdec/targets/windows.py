@@ -45,8 +45,8 @@ class Window:
 class Windows:
     """The windows of a model's layers."""
 
-    layers: tuple[Window | None, ...]  # of each layer of the cache
-    # of each layer type: the model takes a mapping of masks; None: it takes one mask, that of the first layer
+    layers: tuple[Window | None, ...]  # for each layer of the cache
+    # for each layer type: the model takes a mapping of masks; None: it takes one mask, the first layer's
     kinds: Mapping[str, Window | None] | None
 
     @classmethod

@@ -84,7 +84,7 @@ class TimedStage:
 
     name: str
     share: float  # relative to the time of all stages
-    folder: Path  # of the stage's run
+    folder: Path  # folder of the stage's run
     origin: str  # where a new run's weights come from, for the log
     configure: Callable[[Allowance], Recipe]
     finish: Callable[[], None]  # called after the run

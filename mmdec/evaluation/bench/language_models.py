@@ -6,7 +6,7 @@ comparison and counted. Then all methods run in turn, A B C D A B C D, prompt by
 the same token ids. Wall clock and processor time
 are of the whole call.
 
-The first tokens of a call are timed once more, each call as the first of its process: mmdec has learned nothing of
+The first tokens are also timed without statistics of earlier calls, as in a new process: mmdec has learned nothing of
 drafter and machine.
 """
 
@@ -133,10 +133,10 @@ def bench_language(
 ) -> BenchReport:
     """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
 
-    model: directory or hub id of the language model. draft: that of a smaller one, which drafts for it; None: none.
+    model: directory or hub id of the language model. draft: a smaller one's, which drafts for it; None: none.
     data: a file of prompts, see `read_prompts`. Default None: eight kinds of instruction for a model with a chat
         template, else beginnings of stories.
-    per_kind: use so many prompts of each kind, evenly spaced. max_new_tokens: of an answer.
+    per_kind: use so many prompts of each kind, evenly spaced. max_new_tokens: an answer's maximum.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = LanguageBench(**options)

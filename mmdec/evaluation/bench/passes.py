@@ -45,7 +45,7 @@ class PassSizes:
 
     text: str  # a key of `TEXTS`
     prefix: int  # tokens before the draft
-    nodes: int  # of the draft, root included
+    nodes: int  # size of the draft, root included
     speech: str  # a key of `passes_transcription.SPEECHES`
 
 

@@ -34,7 +34,7 @@ SPEECHES: dict[str, dict[str, int]] = {  # Whisper's sizes: channels, layers, he
     "tiny": {"d_model": 384, "layers": 4, "heads": 6},
     "small": {"d_model": 768, "layers": 12, "heads": 12},
 }
-NODES, DEPTH = 16, 6  # of a draft, root included: the tree of `bench asr`
+NODES, DEPTH = 16, 6  # size of a draft, root included: the tree of `bench asr`
 NEW_TOKENS = 96
 HEADS = 10  # number of Medusa heads
 GRAPHS, SHAPES = "CUDA graphs", "fixed shapes without graphs"  # what the fast pass uses on a GPU, and on a CPU

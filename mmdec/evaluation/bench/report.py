@@ -55,8 +55,8 @@ class Comparison:
     unit: str = ""
     subject_ms: float | None = None
     baseline_ms: float | None = None
-    tokens_per_round: float | None = None  # of the subject, bonus or correction token included
-    accepted_per_round: float | None = None  # of the subject, without that token; papers give one or the other
+    tokens_per_round: float | None = None  # the subject's, bonus or correction token included
+    accepted_per_round: float | None = None  # the subject's, without that token; papers give one or the other
 
     @property
     def key(self) -> tuple[str, str, str, str]:

@@ -210,7 +210,7 @@ def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
 
 
 def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
-    """Of three calls after a warm-up: seconds, file to samples, over the source's seconds; seconds of stages."""
+    """Three calls after a warm-up: seconds from file to samples over the source's seconds, and each stage's seconds."""
     translate_speech(path, model=translator)
     calls = []
     for _ in range(3):

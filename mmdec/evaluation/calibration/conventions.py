@@ -61,7 +61,7 @@ class Folder:
 
     path: Path
     described: Mapping[str, Any]  # config.json
-    names: frozenset[str]  # of its tensors
+    names: frozenset[str]  # names of its tensors
 
     @classmethod
     def of(cls, path: Path) -> Folder:
@@ -147,7 +147,7 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
 def other_layers(
     reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
 ) -> Variant:
-    """The variant that reads these layers. name: of the rule that gives them. tries: see `Variant`."""
+    """The variant that reads these layers. name: the rule that gives them. tries: see `Variant`."""
     three = isinstance(reader.network.config, Eagle3Config)
     published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)

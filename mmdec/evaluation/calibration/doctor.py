@@ -46,14 +46,14 @@ from mmdec.targets.registry import target_of
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, InputError, Needs, Plan
 
-TOKENS = 128  # of each answer
+TOKENS = 128  # maximum of an answer
 CHAINS = range(1, 8)
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
 LEAST_GAIN, MOST_MENDS = 0.01, 4
 FEW, BLOCK = 10, 32  # texts, and places of a block
 MOST_PAIRS = 16  # prompts that are answered with the chat template and without
 TEMPLATE = "chat template"
-STRATA = 5  # of the target's confidence, for texts that differ
+STRATA = 5  # bins of the target's confidence, for texts that differ
 OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
 
 
@@ -101,7 +101,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Examination:
-    """What the doctor found. acceptance: of first tokens, as the folder is read; mended: after all of `findings`."""
+    """What the doctor found. acceptance: share of first tokens accepted now; mended: after all of `findings`."""
 
     drafter: str
     system: str
@@ -138,7 +138,7 @@ def examine(
 
     drafter: its folder, name or hub id, as for `load_drafter`. model: the loaded target.
     prompts: what the target answers.
-    template: whether prompts go through the chat template, if the model has one. tokens: the most of an answer.
+    template: whether prompts go through the chat template, if the model has one. tokens: an answer's maximum.
     log: receives lines of progress.
     Returns: the `Examination`.
     Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.

@@ -21,7 +21,7 @@ NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps"
 TELEPHONE = (300.0, 3400.0)  # Hz
 # How a transcriber of all languages hears its recordings, in turn: dB of speech above noise, and whether by telephone.
 HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
-MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # more nonsense for it, beside `NO_SPEECH`
+MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # further nonsense for a transcriber
 TURNED = 3  # one of so many of its recordings is also played backwards
 BACKWARDS = 8  # one of so many recordings is also played backwards
 WRONG, RIGHT = 45.0, 70.0  # chrF of a sentence: wrong up to the first, right from the second
@@ -39,7 +39,7 @@ class Example:
 
     evidence: Evidence
     right: float
-    kind: str  # of the input: a noise level, or a kind of nonsense
+    kind: str  # the input's kind: a noise level, or a kind of nonsense
 
     @property
     def nonsense(self) -> bool:

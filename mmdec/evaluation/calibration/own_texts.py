@@ -37,7 +37,7 @@ class OwnText:
     """A prompt, the target's answer, and what its pass over both gave."""
 
     answer: list[int]  # N + 1 tokens
-    context: Context  # of the pass: L columns in a batch of one
+    context: Context  # from the target's pass: L columns in a batch of one
 
     @property
     def prompt(self) -> int:

@@ -68,7 +68,7 @@ def built_in(chat: bool) -> list[Asked]:
 def read_prompts(path: Path, limit: int | None) -> list[Asked]:
     """The prompts of a file, see `read_chats`; `limit` of them, evenly spaced; None: all.
 
-    Of a chat the system's message and the first question are taken: later turns hold answers that are not the target's.
+    A chat gives its system message and first question: later turns contain answers that are not the target's.
     Raises: InputError for a file in none of the layouts, naming the line or row.
     """
     return [

@@ -32,14 +32,14 @@ from mmdec.evaluation.calibration.own_texts import OwnText, Reader, right_tokens
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.training.corpora.text_files import evenly_spaced
 
-PLACES = 1024  # of the texts on which is searched
+PLACES = 1024  # positions in texts that a search uses
 BASES = tuple(digit * 10.0**power for power, digit in product(range(2, 9), (1, 2, 5)))  # 100 ... 5e8
 GOLDEN = (math.sqrt(5) - 1) / 2
 REFINED = 6  # steps between two bases of the grid: to 5 %
 SWEEPS = 3  # over the layers of a network, at most
-RIDGE = 1e-3  # of the fitted head, on states of length one
+RIDGE = 1e-3  # ridge penalty of the fitted head, whose states have length 1
 FITTED = 2048  # places, at most, on which a head is fitted
-MOST_BYTES = 8 << 30  # of the features of all layers
+MOST_BYTES = 8 << 30  # maximum size of all layers' features
 UNSEARCHED = "The features of all layers need over 8 GiB, so that layers were not searched: fewer prompts allow it."
 LOST = 2.0  # a head is lost if a fitted one is right at least so many times as often
 
@@ -69,7 +69,7 @@ def _cost(reader: Reader, texts: Sequence[OwnText]) -> np.ndarray:
 
 
 def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """The base with the least surprise: of `BASES`, or between two of them if that is certainly better."""
+    """The base with the least surprise: one of `BASES`, or one between two of them if that is certainly better."""
     network, now = reader.network, reader.network.config.rope_theta
     costs: dict[float, np.ndarray] = {}
 

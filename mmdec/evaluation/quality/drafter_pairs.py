@@ -37,7 +37,7 @@ Counts = np.ndarray  # (pictures, 2): tokens after the first one, rounds after t
 
 
 class ShuffledPicture(ForwardingDrafter):
-    """Wraps a drafter, and shuffles each picture's visual tokens before it; equal for pictures of equal size."""
+    """Wraps a drafter, which gets each picture's visual tokens shuffled: in one fixed order for each picture size."""
 
     def start(self, context: Context) -> Any:
         if context.visual is None or context.embeds is None:

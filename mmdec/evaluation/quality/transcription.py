@@ -393,7 +393,7 @@ def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> d
         },
         "decoder_share": sum(call.decoder for call in calls) / total,
         "decoder_passes": sum(call.passes for call in calls),
-        "rounds": rounds,  # of all utterances, without passes over prompts
+        "rounds": rounds,  # summed over utterances, without passes over prompts
         "tokens_per_round": tokens / rounds if rounds else None,
         "latency": {"median": median(latencies), "p90": metrics.percentile(latencies, 0.9), "of": "a batch"},
         "real_time_factor": total / sum(result.seconds for result in transcribed if not result.error),

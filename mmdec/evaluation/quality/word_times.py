@@ -38,7 +38,7 @@ class TimeError:
 
 
 def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeError]:
-    """Errors of the words that transcript and truth share, by the longest common sequence.
+    """Timing errors of the words that transcript and truth share (their longest common subsequence).
 
     found: words of the transcript. known: the words that were spoken, with their true times.
     """

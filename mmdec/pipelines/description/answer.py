@@ -179,7 +179,7 @@ def describe_batch(
 ) -> list[Description]:
     """Answer a batch of questions.
 
-    pictures: those of each question. read: seconds that it took to make the inputs.
+    pictures: each question's pictures. read: seconds that it took to make the inputs.
     earlier, count: only for a batch of one: the evidence of `count` pictures that the chat showed before.
     indices: the questions' positions in the call, for `on_round`. Default None: as in the batch.
     """

@@ -68,10 +68,10 @@ class Chat:
         decoding = DecodingOptions(drafter, *(remaining.pop(name, None) for name in names))
         self._request = DescriptionRequest.of(vlm, decoding, remaining)
         self._messages: list[Message] = []  # the model's answers included
-        self._pictures: list[Any] = []  # of the whole dialogue, (H, W, 3) uint8
+        self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._seen: Evidence = {}  # evidence of the last answer's pictures; the next answer may be about any picture
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end token
-        self._cache: DynamicCache | None = None  # of all ids, perhaps without the last; None: build it again
+        self._cache: DynamicCache | None = None  # holds all ids, perhaps without the last; None: build it again
         self._lock = threading.Lock()
 
     @property
@@ -161,7 +161,7 @@ class Chat:
         return torch.cat([ids, ids.new_tensor([continued])], 1)
 
 
-MAX_PIXELS = 8_000_000  # of a picture: strangers send it. A larger JPEG is read at a part of its sides
+MAX_PIXELS = 8_000_000  # a picture's limit: strangers send it. A larger JPEG is read at a reduced size
 DECODING = ("rule", "num_speculative_tokens", "seed", "statistics", "on_round")
 
 

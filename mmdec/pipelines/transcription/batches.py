@@ -40,7 +40,7 @@ TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 UNSURE = 0.7  # a lower confidence of the shipped model names another
 FOR_PEOPLE = "openai/whisper-base"
 Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
-NOBODY = "without a voice"  # of a long recording in which no piece was found
+NOBODY = "without a voice"  # reason for a long recording in which no piece was found
 OnTranscript = Callable[[int, Transcript], None]
 
 

@@ -109,7 +109,7 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
     chunks: pieces of one recording, of any length: samples (T,) or (T, channels) as for `transcribe`, or bytes of one
         channel. A microphone's queue, a pipe or a socket, for instance.
     sample_rate: Hz of the samples. Default 16000.
-    encoding: of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
+    encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
     every: seconds of new sound after which provisional text is renewed. Default 1. At most once for each chunk, so that
         a slow machine renews it less often and does not fall behind. It is read with `audio_context="auto"` and has no
         words' times. None: no provisional text.
@@ -272,7 +272,7 @@ def piped(
 ) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
     """The sound of a pipe: samples without a header, a wav stream, or another sound file.
 
-    rate, encoding: of samples without a header. None: 16000 and "s16", unless the first bytes are those of a file.
+    rate, encoding: for samples without a header. None: 16000 and "s16", unless the bytes begin as a file does.
     Returns: the rate in Hz and samples (T,) as they come; for another sound file the whole of it, as a file object.
     Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
     """

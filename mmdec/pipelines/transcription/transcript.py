@@ -225,7 +225,7 @@ def words(
 ) -> list[Word]:
     """Build words with their times. No word ends before it begins.
 
-    tokens: those of the text only. starts, ends: seconds of each token. decode: tokens -> text. spaced: whether the
+    tokens: the text's tokens only. starts, ends: seconds of each token. decode: tokens -> text. spaced: whether the
         script uses spaces.
     """
     joined: list[_Piece] = []

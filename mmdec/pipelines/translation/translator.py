@@ -132,8 +132,8 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """calibrations: those of the confidence, by kind of decoding; None: use token probabilities.
-        dtype: that of matrix products, except the vocoder's, which bfloat16 would make noisy.
+        """calibrations: of the confidence, by way of decoding; None: use token probabilities.
+        dtype: for matrix products, except the vocoder's, which bfloat16 would make noisy.
         """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}

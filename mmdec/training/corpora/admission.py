@@ -11,7 +11,7 @@ from mmdec.checks.files import printable
 from mmdec.training.corpora.text_files import shown
 from mmdec.types import InputError
 
-MAX_BAD_SHARE = 0.1  # of a split's rows; if more are bad, something is wrong with the corpus
+MAX_BAD_SHARE = 0.1  # maximum share of bad rows in a split; with more, the corpus is wrong
 
 
 @dataclass

@@ -63,12 +63,12 @@ T = TypeVar("T")
 class SpeechPair:
     """One sentence, spoken in both languages."""
 
-    name: str  # of the clip, as both corpora write it
+    name: str  # the clip's, as both corpora write it
     clip: Path  # source speech
     recording: Path  # target speech
     translation: str  # what the recording says
     references: tuple[str, ...]  # every accepted translation; the recording's own if no others are listed
-    alignment: tuple[tuple[str, float], ...]  # of the recording: phone and its end in seconds, pauses included
+    alignment: tuple[tuple[str, float], ...]  # (phone, its end in seconds) of the recording, with pauses
     source_text: str = ""
     speaker: str = ""
 

@@ -25,7 +25,7 @@ from mmdec.training.corpora.chats import IMAGE, Conversation, read_conversations
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table, shown
 from mmdec.types import InputError
 
-MAX_BYTES = 2_000_000_000  # of a list of questions
+MAX_BYTES = 2_000_000_000  # maximum size of a list of questions
 MAX_IMAGES = 64  # of one question
 COLUMNS = ["file", "task", "question", "answer"]
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")

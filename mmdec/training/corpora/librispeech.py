@@ -17,7 +17,7 @@ from mmdec.types import InputError
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"
-DEV_SHARE = 0.1  # of the speakers, or recordings, of a manifest without splits
+DEV_SHARE = 0.1  # share of the speakers (or recordings), if a manifest has no splits
 
 
 @dataclass(frozen=True)

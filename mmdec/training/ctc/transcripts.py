@@ -42,7 +42,7 @@ RECALL = 12  # number of tokens of a known text in which the current place is se
 AT_ONCE = 4  # windows decoded together
 NODES = 11  # tokens of a known text drafted in each round
 LIMIT = 220  # the most tokens of a transcript
-MARGIN = 5.0  # seconds after the sound that the encoder reads of a window whose known text is taken
+MARGIN = 5.0  # if a window's known text is used, the encoder reads this many seconds after the sound
 
 
 @final

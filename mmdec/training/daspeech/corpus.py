@@ -120,7 +120,7 @@ class FeatureStore:
         return torch.from_numpy(part.astype(np.float32))
 
 
-CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; its index 0 is the blank
+CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; 0 is the blank
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Item:
 
 
 class SpeechDataset(Dataset[Item]):
-    """Indices are tuples of row numbers: several rows are joined to one utterance, with pauses between them."""
+    """A dataset indexed by tuples of row numbers. These rows are joined to one utterance, with pauses."""
 
     def __init__(
         self,

@@ -60,8 +60,8 @@ class Runs:
 
 
 OPTIONAL = ("ngram", "english_ngram", "model")
-NGRAM_ENTRIES = 80_000  # of its trigrams: 0.7 MB
-LEVELS = 255  # of its stored log-probabilities
+NGRAM_ENTRIES = 80_000  # maximum number of trigrams: 0.7 MB
+LEVELS = 255  # number of levels of stored log-probabilities
 
 
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None, card: str | None = None) -> Path:

@@ -98,7 +98,7 @@ def sines(side: int, width: int) -> Tensor:
 def see(model: LlavaForConditionalGeneration, pixels: Tensor, dtype: torch.dtype, layer: Layer | None = None) -> Tensor:
     """The vision encoder's states: pixels (B, 3, H, W), -1 to 1 -> (B, patches, vision width), the projector's input.
 
-    dtype: of the matrix products; the operations between them keep theirs. layer: `vision_layer`, or its compiled
+    dtype: the matrix products' dtype; operations between them keep theirs. layer: `vision_layer`, or its compiled
         version. One function serves all layers, because their weights are arguments.
     """
     tower = model.model.vision_tower

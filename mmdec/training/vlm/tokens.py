@@ -110,7 +110,7 @@ READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-
 class Encoded:
     """All conversations as flat arrays.
 
-    tokens: of all turns, one after the other.
+    tokens: all turns' tokens, one turn after the other.
     patches: for each answer token, the patch that shows the character that it reads; NOWHERE for other tokens.
     bounds: (T, 2) where question and answer of each turn end.
     first: (N + 1,) the first turn of each conversation.

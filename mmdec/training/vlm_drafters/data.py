@@ -349,7 +349,7 @@ class DraftData(LightningDataModule):
         return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
-        """Training samples without pictures: those of the corpus or, if it has none and there is a ramp, all samples
+        """Training samples without pictures: the corpus's or, if it has none and there is a ramp, all samples
         with their pictures removed."""
         text = [sample for sample in self.parts["train"] if not sample.visual]
         return text or ([sample.without_pictures() for sample in self.parts["train"]] if self.ramp is not None else [])

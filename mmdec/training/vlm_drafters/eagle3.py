@@ -121,7 +121,7 @@ class Eagle3Module(DraftModule):
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
         """The loss of a batch, and its parts; "round" estimates the tokens a round of chains of `CHAIN` tokens."""
         probs, best = self.distributions(columns, texts)
-        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # of each column among the P
+        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each column's index among the P
         total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
         accepted, alive = columns.states.new_zeros(()), columns.mask
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):

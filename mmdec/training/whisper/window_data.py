@@ -40,7 +40,7 @@ from mmdec.training.whisper.tokenizer import END, build_tokenizer
 from mmdec.types import InputError
 
 SECONDS = 30
-LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # of the CTC head; its index 0 is the blank
+LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC head's characters; its index 0 is the blank
 IGNORED = -100
 
 
@@ -79,7 +79,7 @@ class Composed:
     sound: np.ndarray  # (T,) at 16 kHz
     tokens: list[int]  # the decoder's inputs
     labels: list[int]
-    times: list[float]  # of the labels, in seconds; -1 where unknown
+    times: list[float]  # each label's time in seconds; -1 if unknown
     heard: str  # the text of the sound, "" if unknown
 
 
@@ -410,7 +410,7 @@ class WindowData(LightningDataModule):
 def cut_long(
     rows: Sequence[Utterance], seconds: Sequence[float], longest: float
 ) -> tuple[list[Utterance], list[float]]:
-    """The same rows and their seconds, those above `longest` cut at pauses, into parts whose own text is not known."""
+    """The rows and their seconds. Rows longer than `longest` are cut at pauses into parts, whose texts are unknown."""
     cut, lengths = list[Utterance](), list[float]()
     for row, length in zip(rows, seconds, strict=True):
         parts: list[tuple[int, int] | None] = [None]
