@@ -37,8 +37,9 @@ Strategy = Annotated[
     typer.Option(
         "--strategy",
         "-s",
-        help="How text is decoded: lookahead, greedy, viterbi, joint-viterbi or beam through the DAG; autoregressive; "
-        "or verified (the same output as autoregressive, in fewer passes). Default: what the model's config.json says.",
+        help="How text is decoded: lookahead, greedy, viterbi, joint-viterbi or beam through the DAG; reranked (the "
+        "best of the DAG's texts); autoregressive; or verified (its output, in fewer passes). Default: what the "
+        "model's config.json says.",
     ),
 ]
 

@@ -32,10 +32,10 @@ from mmdec.pipelines.comparison import faster, verdict
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.passes import Graph, Pass
 from mmdec.pipelines.translation.translate import Translation, translate_speech
-from mmdec.pipelines.translation.translator import GRAPH_STRATEGIES
 
 WAYS = {
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",
+    "by the graph, its best texts read by the one-by-one decoder (reranked)": "reranked",
     "one by one (autoregressive)": "autoregressive",
     "by the graph, link and piece together (lookahead)": "lookahead",
     "by the graph, with what English words look like (beam)": "beam",
@@ -149,7 +149,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
         speech=(result.sample_rate, playable(result.audio)),
         text=text_html(result, french),
     )
-    race = (chosen if chosen in GRAPH_STRATEGIES else "lookahead", "verified", "autoregressive")
+    race = ("lookahead" if chosen in ("verified", "autoregressive") else chosen, "verified", "autoregressive")
     by_graph, checked, slow = (
         passes if strategy == chosen else decode(tell, samples, strategy)[1] for strategy in race
     )

@@ -16,7 +16,8 @@ from mmdec.types import InputError, MmdecError
 
 VOCODER = "vocoder.safetensors"
 GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
-STRATEGIES = (*GRAPH_STRATEGIES, "autoregressive", "verified")
+JUDGED = ("reranked", "autoregressive", "verified")  # those that need the autoregressive decoder
+STRATEGIES = (*GRAPH_STRATEGIES, *JUDGED)
 
 
 @final

@@ -66,10 +66,10 @@ class Lattice:
         """Log-probabilities of all units, fp32: (B, L, V). Training needs only some: see `matches`."""
         return self.logits.float().log_softmax(-1)
 
-    def beam(self, ngram: Trigram | None, collapse: bool) -> LatticePath:
-        """Choose each row's path as `ops.dag_beam.beam_path` does."""
+    def beam(self, ngram: Trigram | None, collapse: bool, count: int = 1) -> LatticePath:
+        """Choose each row's `count` best paths as `ops.dag_beam.beam_path` does."""
         return beam_path(
-            self.emissions, self.links, self.lengths, ngram, collapse=collapse, specials=UNK + 1, bos=BOS, eos=EOS
+            self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1
         )
 
     def matches(self, units: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from mmdec.ops.dag_decode import LatticePath
 TEXTS, TOKENS, JUMPS = 5, 3, 5  # texts kept on a vertex, tokens that it may emit, and jumps from it
 LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # log-probability of a token and of a jump that are followed
 WEIGHT, BONUS = 0.7, 3.0
+BOS, EOS = 0, 2  # <s> and </s>, the tokens of the first and the last vertex
 
 
 class Trigram(Protocol):
@@ -51,45 +52,49 @@ def beam_path(
     graph_lengths: Tensor,
     ngram: Trigram | None = None,
     *,
+    count: int = 1,
     collapse: bool = False,
     specials: int = 4,
-    bos: int = 0,
-    eos: int = 2,
 ) -> LatticePath:
-    """Decode each lattice to the text of the highest score. Padding is never read.
+    """Decode each lattice to the texts of the highest scores. Padding is never read. The first vertex emits token 0,
+    <s>, and the last one token 2, </s>.
 
     emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,) vertices.
     ngram: an n-gram over the tokens; None: the graph alone decides.
+    count: texts of each lattice, the best first. A lattice with fewer repeats its last one.
     collapse: a vertex that emits its predecessor's token adds nothing to the text.
     specials: tokens below this id are no text; a vertex that emits one adds nothing.
-    bos, eos: the tokens of the first and the last vertex.
-    Returns: a path, as `decode_lattice` does, of the likeliest one to that text. Where no text is likely enough, it is
-        empty, with a score of -inf.
+    Returns: paths, as `decode_lattice` does, of the likeliest one to each text: (B * count) rows, those of a lattice
+        side by side. Where no text is likely enough, it is empty, with a score of -inf.
     Source: Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
     """
     ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
     emissions, links = emissions.detach().float().cpu(), links.detach().float().cpu()
-    rows, scores = [], []
+    rows, scores, beams = [], [], []
     for row, end in enumerate(ends.tolist()):
         own = emissions[row, : end + 1]
-        first, last = float(own[0, bos]), float(own[end, eos])
-        text, found = _search(own, links[row, : end + 1, : end + 1], ngram, collapse, specials)
-        scores.append(first + found.best + last if end else first)
-        tokens, vertices = [bos, *text, eos], [0, *found.vertices, end]
-        rows.append((tokens, vertices) if end else (tokens[:1], vertices[:1]))
+        first, last = float(own[0, BOS]), float(own[end, EOS])
+        texts = _search(own, links[row, : end + 1, : end + 1], ngram, collapse, specials)[:count]
+        for value, text, found in texts + texts[-1:] * (count - len(texts)):
+            beams.append(value)
+            scores.append(first + found.best + last if end else first)
+            tokens, vertices = [BOS, *text, EOS], [0, *found.vertices, end]
+            rows.append((tokens, vertices) if end else (tokens[:1], vertices[:1]))
     lengths = torch.tensor([len(tokens) for tokens, _ in rows])
     width = int(lengths.max())
     tokens, vertices = (
         torch.tensor([[*part, *[-1] * (width - len(part))] for part in parts]).to(ends.device)
         for parts in zip(*rows, strict=True)
     )
-    return LatticePath(tokens, vertices, lengths.to(ends.device), torch.tensor(scores, device=ends.device))
+    sums = (torch.tensor(part, device=ends.device) for part in (scores, beams))
+    return LatticePath(tokens, vertices, lengths.to(ends.device), *sums)
 
 
 def _search(
     emissions: Tensor, links: Tensor, ngram: Trigram | None, collapse: bool, specials: int
-) -> tuple[tuple[int, ...], _Text]:
-    """The best text of one lattice of emissions (L, V) and links (L, L), and what is known of it."""
+) -> list[tuple[float, tuple[int, ...], _Text]]:
+    """The scored texts of one lattice of emissions (L, V) and links (L, L), the best first, and what is known of
+    each."""
     end = len(emissions) - 1
     likely, tokens = (part.tolist() for part in emissions.topk(min(TOKENS, emissions.size(1)), -1))
     chances, jumps = (part.tolist() for part in links.topk(min(JUMPS, end + 1), -1))
@@ -127,8 +132,8 @@ def _search(
                     )
         kept[vertex] = {}  # nothing goes back to it
     if not kept[end]:
-        return (), _Text(-math.inf, 0.0, -math.inf, ())
-    return max(kept[end].items(), key=value)
+        return [(-math.inf, (), _Text(-math.inf, 0.0, -math.inf, ()))]
+    return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
 
 
 def _score(ngram: Trigram | None, text: Sequence[int], token: int | None) -> float:

@@ -35,6 +35,12 @@ class LatticePath:
     vertices: Tensor  # (B, K) int64, increasing, -1 beyond the path
     lengths: Tensor  # (B,) int64, vertices of the path after collapsing, at least 1
     scores: Tensor  # (B,) log P(A, Y | X) before collapsing, for every strategy
+    beams: Tensor | None = None  # (B,) the score of a beam search, over all paths to the text; None: there was none
+
+    def select(self, rows: Tensor) -> "LatticePath":
+        """The paths with these row numbers (N,), in that order."""
+        beams = None if self.beams is None else self.beams[rows]
+        return LatticePath(self.tokens[rows], self.vertices[rows], self.lengths[rows], self.scores[rows], beams)
 
 
 @final

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.nn.dag_decoder import EOS
-from mmdec.pipelines.translation.translator import STRATEGIES, SpeechTranslator
+from mmdec.nn.dag_decoder import BOS, EOS
+from mmdec.pipelines.translation.translator import RERANKED, STRATEGIES, SpeechTranslator
 from tests.conftest import buzz
 from tests.support.tiny_heard import parts
 
@@ -44,6 +44,29 @@ def test_these_cases_are_not_all_alike(tmp_path: Path) -> None:
         ended += row.passes <= source.limits[0]
     assert len(kinds) > 3
     assert ended >= 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int, tmp_path: Path) -> None:
+    model = translator(seed, tmp_path)
+    sound = torch.from_numpy(buzz(1.1, seed))
+    with torch.inference_mode():
+        source = model.model.source(*model.model.features([sound]))
+        paths = model.model.lattice(source.states, source.lengths, source.sizes).beam(
+            None, model.decoding.collapse, RERANKED
+        )
+        texts = [[token for token in row.tolist() if token > EOS + 1] for row in paths.tokens]
+        beams, worth = paths.beams, []
+        assert beams is not None
+        for text, score in zip(texts, beams.tolist(), strict=True):  # each alone, with the cached steps that decode
+            cache = model.model.ar.start(source.states, source.lengths, len(text) + 1)
+            steps = zip([BOS, *text], [*text, EOS], strict=True)
+            chances = [model.model.ar.step(torch.tensor([a]), cache).log_softmax(-1)[0, b] for a, b in steps]
+            worth.append(float(score) + float(sum(chances)))
+    (row,) = model.translate([sound], "reranked")
+    assert row.units == [model.units[token] for token in texts[worth.index(max(worth))]]
+    assert row.passes == 2
+    assert max(worth) > worth[0] or seed not in (0, 3)  # not the search's own first in some
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -47,6 +47,7 @@ PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday s
 S2UT_UNITS_A_SECOND = 25.0
 S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
+TIMED = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
 WHOLE = (3.0, 10.0)  # shortest and longest speech, in seconds, for timing whole calls
 GATE_UNITS = 40
 GATE_SLACK = 1e-3  # in logits: the cached and the full pass round differently, and two units may nearly tie
@@ -91,25 +92,24 @@ def bench_speech(
     log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
     with torch.inference_mode():
         curve = _curve(translator, recordings, seconds, repeats)
-    log(f"{len(recordings)} recordings: verified and lookahead against the baseline, then file to samples")
-    verified = [_against_baseline(path, translator, "verified", repeats) for path in recordings]
-    lookahead = [_against_baseline(path, translator, "lookahead", repeats) for path in recordings]
+    log(f"{len(recordings)} recordings: {', '.join(TIMED)} against the baseline, then file to samples")
+    timed = {name: [_against_baseline(path, translator, name, repeats) for path in recordings] for name in TIMED}
     calls = [call for path in recordings for call in _calls(path, translator)]
     whole = _whole_calls(translator, recordings, repeats, judge, log)
     machine = hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
-    return _report(curve, lookahead, verified, calls, whole, machine)
+    return _report(curve, timed, calls, whole, machine)
 
 
 def _report(
     curve: Sequence[dict[str, Any]],
-    lookahead: Sequence[dict[str, Any]],
-    verified: Sequence[dict[str, Any]],
+    timed: Mapping[str, Sequence[dict[str, Any]]],
     calls: Sequence[tuple[float, Mapping[str, float]]],
     whole: Mapping[str, Any],
     machine: dict[str, Any],
 ) -> BenchReport:
-    """Build the report. curve: a row for each length. lookahead, verified: a row for each recording. calls, whole:
+    """Build the report. curve: a row for each length. timed: a row for each recording, by strategy. calls, whole:
     results of whole calls."""
+    verified = timed["verified"]
     rates = [rate for rate, _ in calls]
     stages = {
         whole["subject"]: {stage: 1e3 * statistics.median(row[stage] for _, row in calls) for stage in calls[0][1]}
@@ -124,12 +124,11 @@ def _report(
         comparisons=(
             *(comparison(row, "lookahead", "autoregressive", f"{row['seconds']:g} s, fixed lengths", "length",
                          "after encoder", size=float(row["seconds"]), unit="s of source") for row in curve),
-            _together(lookahead, "lookahead"),
-            _together(verified, "verified"),
+            *(_together(rows, name) for name, rows in timed.items()),
             *(
-                comparison(row[other], whole["subject"], other, f"{row['seconds']:g} s, whole calls", "length", timed,
+                comparison(row[other], whole["subject"], other, f"{row['seconds']:g} s, whole calls", "length", end,
                            size=float(row["seconds"]), unit="s of source")
-                for other, timed in whole["sides"].items() for row in whole["rows"]
+                for other, end in whole["sides"].items() for row in whole["rows"]
             ),
         ),
         quantities=(
@@ -142,7 +141,8 @@ def _report(
         details={
             "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
             "curve": curve,
-            "graph": _recordings(lookahead, "lookahead"),
+            "graph": _recordings(timed["lookahead"], "lookahead"),
+            "reranked": _recordings(timed["reranked"], "reranked"),
             "verified": {**_recordings(verified, "verified"), "units_per_pass": phones},
             "wav_to_wav_per_second": {
                 "what": "seconds from the file's path to English samples, reading included, for a second of source",

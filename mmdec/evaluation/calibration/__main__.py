@@ -167,7 +167,8 @@ def translated(options: argparse.Namespace, split: str) -> dict[str, list[Exampl
     kinds = {AUTOREGRESSIVE: "autoregressive"}
     if translator.model.decoder is not None:
         guided = getattr(translator.model, "written", None) is not None  # an n-gram guides the beam
-        kinds = {GRAPH: "beam" if guided else "lookahead", **kinds}
+        own = translator.decoding.strategy
+        kinds = {GRAPH: own if own == "reranked" else "beam" if guided else "lookahead", **kinds}
     return {
         kind: [
             Example(output.evidence, rightness(output.text, sound.references) if sound.references else 0.0, sound.kind)

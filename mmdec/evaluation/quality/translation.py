@@ -35,7 +35,7 @@ from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.types import InputError
 
-COMPARED = ("beam", "lookahead", "autoregressive", "verified")  # the strategies that are scored by default
+COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
 NOISES = 32  # number of utterances that are replaced by white noise
 NOISE_LEVEL = 0.1  # of full scale
 NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"  # for ASR-BLEU

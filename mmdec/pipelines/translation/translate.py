@@ -109,8 +109,8 @@ def translate_speech(
         list holds several recordings; on a CPU its results equal single calls exactly.
     sample_rate: Hz of samples; None for files.
     model: a shipped name, a directory, a hub id, or a translator from `load`.
-    strategy: lookahead, greedy, viterbi, joint-viterbi, beam, autoregressive or verified. Default None: the model's
-        own.
+    strategy: lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None: the
+        model's own.
     verify: True means strategy "verified": exactly the autoregressive decoder's units, in a few passes over drafts from
         the graph.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.

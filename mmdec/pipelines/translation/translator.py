@@ -28,10 +28,11 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.daspeech import DASpeechParts, save_parts
 from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.publish import push_folder
-from mmdec.hub.translator_files import GRAPH_STRATEGIES, STRATEGIES
+from mmdec.hub.translator_files import GRAPH_STRATEGIES, JUDGED, STRATEGIES
 from mmdec.nn.ar_decoder import ArDecoder
 from mmdec.nn.dag_decoder import BOS
 from mmdec.nn.daspeech import DASpeech, Source
+from mmdec.ops.dag_decode import LatticePath
 from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
 from mmdec.pipelines.translation.layouts import Layout, layout_of, pad
 from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
@@ -39,20 +40,16 @@ from mmdec.targets.units import EOS, PAD, UnitTarget
 from mmdec.types import InputError
 
 Rows = list[dict[str, float]]
+Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def second_opinion(
-    decoder: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: Sequence[Sequence[int]], source: Source
-) -> Rows:
+def second_opinion(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> Rows:
     """Evidence from one pass of the autoregressive decoder: its probabilities of each row's units, and the share of
     units for which it prefers another.
 
     decoder: units (B, M) so far, states and their lengths -> logits (B, M, V). tokens: each row's units.
     """
-    device = source.states.device
-    rows = [torch.tensor([BOS, *row, EOS], device=device) for row in tokens]
-    said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    chances = decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
+    said, chances = _read(decoder, tokens, source)
     chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
     same = (chances.argmax(-1) == said[:, 1:]).tolist()
     seen = []
@@ -61,6 +58,21 @@ def second_opinion(
         differ = 1 - sum(agrees[:size]) / size
         seen.append(evidence(logprobs[:size]) | {"differs": math.log(differ + FLOOR)})
     return seen
+
+
+def likelihoods(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> Tensor:
+    """The autoregressive decoder's log-probability of each row's units with their end: (B,). Arguments as for
+    `second_opinion`."""
+    said, chances = _read(decoder, tokens, source)
+    chosen = chances.gather(2, said[:, 1:, None])[..., 0]
+    return chosen.masked_fill(said[:, 1:] == PAD, 0.0).sum(-1)
+
+
+def _read(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> tuple[Tensor, Tensor]:
+    """<s> units </s> of each row (B, M + 1), and log-probabilities of all units after the first (B, M, V)."""
+    rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
+    said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    return said, decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
@@ -99,6 +111,7 @@ __all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation"
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # rows of a padded batch on a GPU
+RERANKED = 8  # texts of the graph that the autoregressive decoder reads
 DRAFT_NODES = 192  # draft nodes of a graph: for an utterance's units and alternatives
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
@@ -175,7 +188,7 @@ class SpeechTranslator:
         one everywhere.
 
         strategy: None is the model's own. "verified" is the autoregressive decoder's greedy output in fewer passes: the
-            graph drafts, it verifies.
+            graph drafts, it verifies. "reranked" takes that of the graph's best texts which both find likeliest.
         on_pass: called after each pass of the linguistic decoder.
         """
         strategy = self.checked(strategy)
@@ -199,7 +212,7 @@ class SpeechTranslator:
                 f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is {show(strategy)}. "
                 "Choose that one."
             )
-        if strategy in ("autoregressive", "verified") and self.model.ar is None:
+        if strategy in JUDGED and self.model.ar is None:
             raise InputError(
                 f"`strategy` must be one of {', '.join(GRAPH_STRATEGIES)} for '{self.name}', which has no "
                 f"autoregressive decoder, but is {show(strategy)}. Choose one of these."
@@ -297,8 +310,10 @@ class SpeechTranslator:
     def _graph(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         collapse = self.decoding.collapse
-        if strategy == "beam":
-            path = lattice.beam(getattr(self.model, "written", None), collapse)
+        if strategy in ("beam", "reranked"):
+            path = lattice.beam(getattr(self.model, "written", None), collapse, RERANKED if strategy != "beam" else 1)
+            if strategy != "beam":
+                path = self._likeliest(path, source)
         else:
             path = lattice.path(
                 strategy,
@@ -307,9 +322,7 @@ class SpeechTranslator:
                 collapse=collapse,
             )
         listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
-        real = path.tokens >= SPECIALS  # (B, K); padding is -1
-        keep = [row.nonzero()[:, 0] for row in real]
-        tokens = [row[steps].tolist() for row, steps in zip(path.tokens, keep, strict=True)]
+        keep, tokens = _spoken(path)
         spoken = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
         hidden = [
             states[vertices[steps]]
@@ -319,7 +332,22 @@ class SpeechTranslator:
         if self.model.ar is None:  # no second opinion: the graph's own
             own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             seen = [row | new for row, new in zip(seen, own, strict=True)]
-        return tokens, hidden, [1] * len(tokens), seen
+        return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
+
+    def _likeliest(self, paths: LatticePath, source: Source) -> LatticePath:
+        """Of each row's paths, side by side, the one of the highest sum of the beam search's score and the text's
+        log-probability by the autoregressive decoder, which reads all texts in one pass.
+
+        Source: after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
+        """
+        rows = len(source.states)
+        count = len(paths.scores) // rows
+        _, texts = _spoken(paths)
+        repeated = source.select([row for row in range(rows) for _ in range(count)])
+        assert paths.beams is not None  # they come from a beam search
+        worth = paths.beams + likelihoods(self.baseline, texts, repeated)
+        best = worth.view(rows, count).argmax(-1)
+        return paths.select(torch.arange(rows, device=best.device) * count + best)
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
         """Turn log mels [(F, 80), ...] into samples [(T,), ...] on the CPU, within [-1, 1]."""
@@ -332,6 +360,12 @@ class SpeechTranslator:
             for row, voice, length in zip(spoken, samples, lengths.tolist(), strict=True):
                 voices[row] = voice[: self.parts.mels.samples(length)]
         return voices
+
+
+def _spoken(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
+    """The steps of each path (N,) at which it emits a unit that is spoken, and these units."""
+    keep = [row.nonzero()[:, 0] for row in paths.tokens >= SPECIALS]  # padding is -1
+    return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
 
 
 def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:

@@ -72,6 +72,27 @@ def test_a_wide_beam_finds_the_best_of_all_texts(
     assert worth(text, texts[text], ngram) == pytest.approx(worth(best, texts[best], ngram), abs=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_several_texts_are_the_best_of_all(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    for name, value in {"TEXTS": 10_000, "TOKENS": 6, "JUMPS": 6, "LEAST_TOKEN": -99.0, "LEAST_JUMP": -99.0}.items():
+        monkeypatch.setattr(dag_beam, name, value)
+    emissions, links = lattice(seed, 5)
+    path = beam_path(emissions[None], links[None], torch.tensor([5]), Ngram(), count=3, specials=3)
+    texts = all_texts(emissions, links, False)
+    best = sorted(texts, key=lambda text: -worth(text, texts[text], Ngram()))[:3]
+    found = [tuple(row[1 : count - 1].tolist()) for row, count in zip(path.tokens, path.lengths, strict=True)]
+    assert found == best
+    assert path.beams is not None
+    assert path.beams.tolist() == pytest.approx([worth(text, texts[text], Ngram()) for text in best], abs=1e-5)
+
+
+def test_a_lattice_with_fewer_texts_repeats_its_last_one() -> None:
+    emissions, links = lattice(0, 2)
+    path = beam_path(emissions[None], links[None], torch.tensor([2]), count=3, specials=3)
+    assert path.tokens.tolist() == [[BOS, EOS]] * 3
+    assert path.select(torch.tensor([2])).vertices.tolist() == [[0, 1]]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_of_a_batch_are_as_alone(seed: int) -> None:
     rows = [lattice(seed, size) for size in (9, 1, 5, 2)]

@@ -57,17 +57,17 @@ def test_speech_is_timed_through_the_public_call(
     def listen(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
         asked.append((audio, strategy))
         said = translate(audio, model=model, strategy=strategy)
-        return replace(
-            said, timings={"linguistic": {"lookahead": 1.0, "verified": 2.0, "autoregressive": 6.0}[strategy]}
-        )
+        seconds = {"lookahead": 1.0, "reranked": 1.5, "verified": 2.0, "autoregressive": 6.0}[strategy]
+        return replace(said, timings={"linguistic": seconds})
 
     monkeypatch.setattr(bench, "translate_speech", listen)
     monkeypatch.setattr(bench, "WHOLE", (0.5, 1.5))
     judge = Judge()
     found = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1, judge=judge)
     check_form(found)
-    assert [(row.subject, row.times) for row in found.comparisons[1:3]] == [("lookahead", 6.0), ("verified", 3.0)]
-    whole = [(row.subject, row.baseline, row.timed, row.size) for row in found.comparisons[3:]]
+    timed = [(row.subject, row.times) for row in found.comparisons[1:4]]
+    assert timed == [("lookahead", 6.0), ("reranked", 4.0), ("verified", 3.0)]
+    whole = [(row.subject, row.baseline, row.timed, row.size) for row in found.comparisons[4:]]
     assert whole == [
         ("lookahead", "autoregressive", "file to samples", 0.5),
         ("lookahead", "autoregressive", "file to samples", 1.5),
@@ -84,7 +84,8 @@ def test_speech_is_timed_through_the_public_call(
     report = found.details
     alone = [strategy for audio, strategy in asked if audio == path]
     assert {audio.name for audio, _ in asked} == {path.name, "0.5.wav", "1.5.wav"}
-    assert alone == ["verified", "autoregressive"] * 4 + ["lookahead", "autoregressive"] * 4 + ["lookahead"] * 4
+    pairs = [each for name in bench.TIMED for each in [name, "autoregressive"] * 4]
+    assert alone == [*pairs, *["lookahead"] * 4]
     strategies = [strategy for audio, strategy in asked if audio.name == "1.5.wav"]
     assert strategies == ["lookahead", "autoregressive", *["lookahead", "autoregressive"] * 3, *["lookahead"] * 3]
     assert [row["deaf said"] for row in report["whole"]["rows"]] == ["Pardon?"] * 2

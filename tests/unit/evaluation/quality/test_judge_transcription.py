@@ -138,9 +138,17 @@ def test_the_verb_compares_all_systems_on_a_manifest(folder: Path, hearing: Path
     result = CliRunner().invoke(cli.app, [str(word) for word in call])
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "report.json").read_text())
-    assert list(report["systems"]) == ["beam", "lookahead", "autoregressive", "verified", "tiny-judge", "cascade"]
+    assert list(report["systems"]) == [
+        "beam",
+        "lookahead",
+        "reranked",
+        "autoregressive",
+        "verified",
+        "tiny-judge",
+        "cascade",
+    ]
     spoken = [name for name, scores in report["systems"].items() if "asr_bleu" in scores]
-    assert set(spoken) <= {"beam", "lookahead", "autoregressive", "verified", "cascade"}
+    assert set(spoken) <= {"beam", "lookahead", "reranked", "autoregressive", "verified", "cascade"}
     assert spoken
     assert report["recogniser"]["name"] == "tiny-judge"
     assert all(0 <= scores["bleu"]["value"] <= 100 for scores in report["systems"].values())

@@ -194,7 +194,7 @@ def test_what_cannot_be_evaluated_says_why(corpus: TinyCorpus, tiny_model: Path,
 
 def test_a_model_directory_is_scored_through_the_public_call(corpus: TinyCorpus, tiny_model: Path) -> None:
     report = evaluate_speech(cvss_corpus("dev", corpus.root, limit=1), own_systems(tiny_model, threads=1))
-    assert list(report["systems"]) == ["beam", "lookahead", "autoregressive", "verified"]
+    assert list(report["systems"]) == ["beam", "lookahead", "reranked", "autoregressive", "verified"]
     assert (report["hardware"]["target"], report["hardware"]["dtype"]) == ("cpu", "float32")
     for scores in report["systems"].values():
         assert not scores["refused"]
