@@ -31,7 +31,7 @@ ABOVE_NOISE = 2.5  # and so many times the noise
 SETTLED = 10  # blocks after which the noise is known
 VOICED = 3  # frames of a block that make it voiced
 LEAD, TAIL = 3, 4  # blocks kept before the first and after the last voice
-LONG_SILENCE = 2.0  # seconds; what lies between the pieces of a recording is not decoded
+LONG_SILENCE = 8.0  # seconds; such a silence ends a piece of a recording, shorter ones lie within
 CLEAR = 5  # blocks of a pause at which a recording is cut as late as possible
 LEAST = 2  # voiced blocks of a window; with fewer it is a click
 

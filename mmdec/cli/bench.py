@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Thread
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mmdec import InputError
+from mmdec.cli.jobs import SOUNDS, input_files
 from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_MODEL,
@@ -337,18 +338,26 @@ def asr(
     per_bin: Annotated[int, typer.Option(min=1, help="Recordings of each length.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each recording.")] = 5,
     batch: Annotated[int, typer.Option(min=1, help="Long recordings in a batch.")] = 8,
-    peer: Annotated[str | None, typer.Option(help="Another engine with the same weights: ctranslate2.")] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Time another engine instead, with the same weights: ctranslate2.")
+    ] = None,
     language: Language = "en",
     max_new_tokens: MaxNewTokens = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> BenchReport:
-    """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal."""
+    """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal. With
+    --peer, time any Whisper here, in transformers and in another engine, in float32 and int8."""
+    paths = _searched([*(recordings or ()), *(audio or ())])
+    how: dict[str, Any] = {"repeats": repeats, "language": language_or_none(language), "threads": threads, "log": log}
+    if peer is not None:
+        from mmdec.evaluation.bench.peer_transcription import bench_peer
+
+        return bench_peer(paths, model, peer, heads=heads or "auto", **how)
     from mmdec.evaluation.bench.transcription import PLANS, bench_asr
 
-    given = [*(recordings or ()), *(audio or ())]
     return bench_asr(
-        given or (sample_recordings() if corpus == WHISPER_CORPUS else []),
+        paths or (sample_recordings() if corpus == WHISPER_CORPUS else []),
         corpus,
         splits.split(","),
         model,
@@ -358,15 +367,19 @@ def asr(
         plan=plan,
         sweep=PLANS if sweep == "all" else [size for size in sweep.split(",") if size],
         per_bin=per_bin,
-        repeats=repeats,
         batch=batch,
-        peer=peer,
-        language=language_or_none(language),
         max_new_tokens=max_new_tokens,
         device=device,
-        threads=threads,
-        log=log,
+        **how,
     )
+
+
+def _searched(given: Sequence[Path]) -> list[Path]:
+    """The given files, and those of given folders. Raises InputError for a folder without any."""
+    found = [file for path in given if path.is_dir() for file in input_files([path], "IN", SOUNDS, None)]
+    for refusal in (file.refusal for file in found if file.refusal):
+        raise InputError(refusal)
+    return [*(path for path in given if not path.is_dir()), *(file.path for file in found)]
 
 
 @app.command(**as_verb("bench vlm --drafter eagle --drafter msd"))

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from mmdec.ops.onednn import attention
 from mmdec.ops.tree_attention import TreeMask, tree_attention, with_sinks
 
 TREE_ATTENTION = "mmdec_tree"
@@ -91,7 +92,7 @@ def attend_alone(
         out = over_past(query, key, value, attention_mask)
     elif query.shape == key.shape:  # an encoder: always of one length, but for the number of rows
         rows = zip(query.split(1), key.split(1), value.split(1), strict=True)
-        out = torch.cat([scaled_dot_product_attention(*row, scale=1.0) for row in rows])
+        out = torch.cat([attention(*row) for row in rows])
     else:
         out = over_all(query, key, value)
     return out.transpose(1, 2).contiguous(), None

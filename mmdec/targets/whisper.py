@@ -39,7 +39,7 @@ from mmdec.targets.hf_target import (
 from mmdec.targets.whisper_call import can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder, Piece
 from mmdec.targets.whisper_together import Together
-from mmdec.targets.whisper_vocabulary import greedy_words, vocabulary_scores
+from mmdec.targets.whisper_vocabulary import alike, greedy_words, vocabulary_scores
 from mmdec.types import CACHE, Context, Draft, Needs, Scores
 
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
@@ -97,7 +97,9 @@ class WhisperTarget(EncodedTarget):
             pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, session.cache))
         states: Tensor = drafts[0][0].reader.together(pieces)
         sizes = [piece.ids.shape[1] for piece in pieces]
-        parts = zip(vocabulary_scores(self.model.proj_out, states).split(sizes, 1), states.split(sizes, 1), strict=True)
+        greedy = alike([session.greedy for session, _ in drafts])
+        scores = vocabulary_scores(self.model.proj_out, states, greedy)
+        parts = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
         for (session, _), size in zip(drafts, sizes, strict=True):
             session.rows.wait(size)
         return [

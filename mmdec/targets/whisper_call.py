@@ -17,6 +17,7 @@ from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.decode.watch import Stopwatch
+from mmdec.ops.onednn import takes
 from mmdec.targets.hf_target import HOOK_TABLES, shallow
 from mmdec.targets.whisper_context import FRAMES, can_shorten, context_frames, encode
 from mmdec.targets.whisper_together import Together
@@ -90,8 +91,12 @@ class RememberingEncoder:
         together: Together | None = None,
     ) -> None:
         """margin, together: see `encoding_once`."""
-        self._encoder, self._on_pass, self._together = encoder, on_pass, together
-        self._margin = margin if can_shorten(encoder) else None
+        self._on_pass, self._together = on_pass, together
+        own = not can_shorten(encoder)
+        self._margin = None if own else margin
+        self._encoder, self._quick = encoder, None if own else shallow(encoder)  # with the encoder's hooks
+        if self._quick is not None:
+            vars(self._quick)["forward"] = self._read
         self._last: Tensor | None = None  # features (B, mels, T)
         self._states = torch.empty(0)  # (B, S, H)
         self.sound = torch.empty(0)  # (b, mels, T) the rows of the last call
@@ -134,7 +139,15 @@ class RememberingEncoder:
             frames = context_frames(features, self._margin)
             if frames < features.shape[-1]:
                 return BaseModelOutput(last_hidden_state=encode(self._encoder, features, frames))
+        config: Any = self._encoder.config
+        whole = features.shape[-1] == 2 * config.max_source_positions
+        if self._quick is not None and whole and takes(features) and not options.get("output_hidden_states"):
+            return self._quick(features, attention_mask=attention_mask, **options)
         return self._encoder(features, attention_mask=attention_mask, **options)
+
+    def _read(self, input_features: Tensor, **_: Any) -> BaseModelOutput:
+        states = encode(self._encoder, input_features, input_features.shape[-1])
+        return BaseModelOutput(last_hidden_state=states)
 
     def _rows(self, features: Tensor) -> list[int] | None:
         """The row of the last features that each row equals; None if one is new."""

@@ -23,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
 
 from mmdec.nn.int8 import Int8Linear
+from mmdec.ops import onednn
 from mmdec.targets.attention import ALONE, over_all, over_past
 from mmdec.targets.hf_target import hooked
 from mmdec.types import CACHE
@@ -203,7 +204,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear layer, for a few columns x (B, N, H) computed transposed, as (W xT)T."""
     columns = x.shape[0] * x.shape[1]
     if columns not in FEW or x.dtype != torch.float32 or weight.dtype != torch.float32:
-        return linear(x, weight, bias)
+        return onednn.linear(x, weight, bias)
     rows = x.reshape(columns, -1).t()
     out = torch.mm(weight, rows) if bias is None else torch.addmm(bias[:, None], weight, rows)
     return out.t().contiguous().view(*x.shape[:-1], -1)

@@ -18,10 +18,11 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 
 from mmdec.decode.sampling import Suppression
 from mmdec.nn.int8_scores import Int8Scores
+from mmdec.ops.onednn import linear
 from mmdec.targets.hf_target import hooked
 from mmdec.types import InputError
 
-FEW = range(2, 11)  # numbers of columns for which a large vocabulary's product is faster transposed
+FEW = range(2, 6)  # numbers of columns for which a large vocabulary's product is fastest transposed
 LARGE = 2**14  # minimum number of tokens in a large vocabulary
 PAYS = 64  # passes after which the 8-bit copy is made: it costs as much as 80 passes save
 MOST = 32  # columns for which it is used
@@ -60,6 +61,15 @@ def greedy_words(
             return None
     barred[exact] = True
     return GreedyWords(barred, exact)
+
+
+def alike(runs: Sequence[GreedyWords | None]) -> GreedyWords | None:
+    """What runs that share a pass ask of its scores; None if they ask for different ones, or for all."""
+    first, *others = runs
+    if first is None:
+        return None
+    same = all(one is not None and one.exact == first.exact and torch.equal(one.barred, first.barred) for one in others)
+    return first if same else None
 
 
 @dataclass
@@ -101,9 +111,10 @@ def vocabulary_scores(output: nn.Module, states: Tensor, greedy: GreedyWords | N
         within 1 % or so.
 
     On a CPU and in float32, the product for a few columns is computed transposed, as (W hT)T: matrix libraries split
-    that product along the vocabulary. Measured on an EPYC, one thread, 51,865 tokens of 512 channels, 1 / 2 / 4 / 8
-    columns: 7 / 14 / 12 / 15 ms without, 7 / 5 / 5 / 9 ms with it, 1.9 / 2.1 / 2.5 / 4.4 ms by the 8-bit copy; with 12
-    and more columns the transposed product is slower. The sums have another order, so logits differ by up to 1e-5.
+    that product along the vocabulary. For more columns oneDNN computes it. Measured on an EPYC, one thread, 51,865
+    tokens of 512 channels, 1 / 2 / 4 / 8 / 16 columns: 7 / 15 / 14 / 16 / 21 ms by torch, 7 / 5 / 5 / 9 / 22
+    transposed, 7 / 7 / 7 / 8 / 10 by oneDNN, 1.9 / 2.1 / 2.5 / 4.4 ms by the 8-bit copy for up to 8. The sums have
+    another order, so logits differ by up to 1e-5.
     """
     columns = states.shape[0] * states.shape[1]
     plain = type(output) is nn.Linear and output.bias is None and not hooked(output)
@@ -116,4 +127,4 @@ def vocabulary_scores(output: nn.Module, states: Tensor, greedy: GreedyWords | N
                 return copy(rows, greedy.barred, greedy.exact).view(*states.shape[:2], -1)
             if columns in FEW:
                 return torch.mm(weight, rows.t()).t().contiguous().view(*states.shape[:2], -1)
-    return output(states)
+    return linear(states, cast(nn.Linear, output).weight) if plain else output(states)

@@ -90,6 +90,15 @@ def test_pieces_are_near_thirty_seconds_and_hold_all_that_is_said() -> None:
     assert max(between) < 1e-3
 
 
+def test_pieces_are_joined_to_nearly_full_windows() -> None:
+    """Pauses of three seconds do not end a piece: each costs the encoder 30 s."""
+    said = talk([("sentence", None), 3.0])
+    sound = said.repeat(90 * RATE // len(said))
+    windows = cut_at_pauses(sound, WINDOW)
+    assert len(windows) <= len(sound) // WINDOW + 1
+    assert all(len(window.samples) > WINDOW // 2 for window in windows[:-1])
+
+
 def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for two, a third takes the place of the first that ends, while the other goes on."""
     seen, real = list[set[int]](), WhisperTarget.score_several

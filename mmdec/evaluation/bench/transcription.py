@@ -6,23 +6,14 @@ methods run in turn, A B C D A B C D, recording by recording: mmdec through `mmd
 `model.generate` on the same features. Decoder seconds are all of a call except features and encoder; wall clock is from
 samples in memory to text (see `quality/transcription.py`).
 
-With CTranslate2, faster-whisper's engine, the transcripts are compared. The model is converted by CTranslate2's own
-converter; features are made by the same extractor. Each engine runs with one and with two threads, CTranslate2 in
-float32 and int8, mmdec in float32, and in bfloat16 where the processor is fast in it. Calls go A B C D A B C D, from
-samples in memory to text. The ratio uses each engine's best setting: the one with the smallest sum of medians over
-recordings. bfloat16 may give other texts than float32; they equal plain decoding in bfloat16.
+Another engine with the same weights is in `peer_transcription.py`.
 """
 
 from __future__ import annotations
 
-import copy
 import os
-import statistics
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -32,16 +23,14 @@ from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
-from mmdec.checks.devices import fast_bfloat16
 from mmdec.decode.budget import Nodes
-from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
 from mmdec.evaluation.bench.report import DECODER, WALL, BenchReport, Comparison, Exactness, Quantity
-from mmdec.evaluation.quality.harness import CPU, Log, Measurements, Method, dtype_of, no_log, parse_plan
+from mmdec.evaluation.quality.harness import Log, Measurements, Method, dtype_of, no_log, parse_plan
 from mmdec.evaluation.quality.transcription import TranscriptionHarness
 from mmdec.hub.provenance import hardware
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
-from mmdec.pipelines.threads import keep_threads, with_threads
+from mmdec.pipelines.threads import keep_threads
 from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits
@@ -81,7 +70,6 @@ class AsrBench:
     per_bin: int = 6
     repeats: int = 5
     batch: int = 8
-    peer: str | None = None
     language: str | None = "en"
     max_new_tokens: int | None = None
     device: str | None = "cpu"
@@ -102,7 +90,6 @@ def bench_asr(
     assistant: directory of a smaller Whisper; None: build one from the model's own layers.
     plan: draft size, see `parse_plan`. sweep: further draft sizes, for long recordings only, single and in batches.
     batch: number of long recordings in a batch. allow_absolute_paths: see `Admission`.
-    peer: another engine ("ctranslate2") to time with the same weights, on long recordings of one window.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = AsrBench(**options)
@@ -126,15 +113,6 @@ def bench_asr(
     }
     if plans:
         report["sweep"] = bench.sweep(drafter, plans, [chosen[index] for index in _long(chosen)])
-    if how.peer is not None:
-        longest = [chosen[index].samples for index in _long(chosen)]
-        report["peer"] = against_peer(
-            *(whisper, drafter, longest, how.peer),
-            heads=how.heads,
-            repeats=how.repeats,
-            language=how.language,
-            log=how.log,
-        )
     network = whisper.model
     report["hardware"] = hardware(
         device=network.device, dtype=dtype_of(network), batch=(1, how.batch), threads=torch.get_num_threads()
@@ -172,11 +150,10 @@ def _report(found: dict[str, Any]) -> BenchReport:
         quantities=(
             Quantity("clips of few words slower than greedy decoding", clips["slower"], "clips", len(clips["each"])),
             Quantity("audio decoded in a repeat", found["seconds_of_audio"], "s", recordings),
-            *(peer_quantities(found["peer"]) if "peer" in found else ()),
         ),
         stages=found["stages"],
         depths={name: tuple(shares) for name, shares in found["depths"].items() if shares},
-        not_measured={} if "peer" in found else {"another engine": "--peer ctranslate2 was not given"},
+        not_measured={"another engine": "--peer ctranslate2 was not given"},
         details=found,
     )
 
@@ -340,158 +317,3 @@ def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathL
         Method(f"assistant {name}", "transformers", {"assistant_model": network}, networks=[network])
         for name, network in networks.items()
     ]
-
-
-PEERS = ("ctranslate2",)
-THREADS = (1, 2)
-TYPES = ("float32", "int8")
-Call = Callable[[Tensor], str]
-
-
-def against_peer(
-    whisper: LoadedWhisper,
-    drafter: Drafter,
-    recordings: Sequence[Tensor],
-    peer: str,
-    *,
-    heads: str | os.PathLike[str] | None = None,
-    repeats: int,
-    language: str | None = "en",
-    log: Log = no_log,
-) -> dict[str, Any]:
-    """Time mmdec and another engine on recordings (T,) of one window each, and compare transcripts; JSON-ready.
-
-    heads: directory of the drafter's heads, for the bfloat16 copy of the model; None: those in the model's folder.
-    Raises InputError where the peer is unknown or not installed, or no recording fits one window.
-    """
-    if peer not in PEERS:
-        raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
-    directory = whisper.directory
-    if directory is None or whisper.model.device.type != "cpu":
-        raise InputError("`peer` must run a model of a folder on the CPU, but this one is elsewhere. Give its folder.")
-    harness = TranscriptionHarness(whisper, language)
-    fitting = [samples for samples in recordings if not harness.is_long(samples)]
-    if not fitting:
-        raise InputError("`recordings` must hold one of at most 30 s for a peer, but holds none. Give a shorter one.")
-    half = _in_bfloat16(whisper, language) if fast_bfloat16(CPU) else None
-    with tempfile.TemporaryDirectory() as folder:
-        sides = {
-            **_mmdec_calls("float32", harness, drafter),
-            **(_mmdec_calls("bfloat16", half, half.whisper.heads(heads)) if half else {}),
-            **_peer_calls(whisper, directory, Path(folder) / "model", language),
-        }
-        seconds, texts = _in_turn(sides, fitting, repeats, log)
-    reference = texts[f"mmdec float32, {THREADS[0]} threads"]
-    rows = {
-        name: {
-            "seconds": sum(statistics.median(laps) for laps in timings),
-            "equal_transcripts": sum(a == b for a, b in zip(texts[name], reference, strict=True)),
-        }
-        for name, timings in seconds.items()
-    }
-    mmdec_best = _best(rows, "mmdec float32")
-    best = {kind: _best(rows, f"ctranslate2 {kind}") for kind in TYPES}
-    return {
-        "peer": peer,
-        "recordings": len(fitting),
-        "sides": rows,
-        "best": {
-            kind: {"a": mmdec_best, "b": name, "ratio": rows[name]["seconds"] / rows[mmdec_best]["seconds"]}
-            for kind, name in best.items()
-        },
-        "bfloat16": "not measured: this processor is slow in it"
-        if half is None
-        else _plain_equal(half, fitting, texts),
-    }
-
-
-def peer_quantities(found: dict[str, Any]) -> list[Quantity]:
-    """The ratio of the peer's seconds to mmdec's, each at its best setting, and the seconds of each."""
-    count = found["recordings"]
-    times = [Quantity(f"{row['b']} over {row['a']}", row["ratio"], "times", count) for row in found["best"].values()]
-    return times + [
-        Quantity(f"all recordings, {name}", row["seconds"], "s", count) for name, row in found["sides"].items()
-    ]
-
-
-def _in_turn(
-    sides: dict[str, Call], recordings: Sequence[Tensor], repeats: int, log: Log
-) -> tuple[dict[str, list[list[float]]], dict[str, list[str]]]:
-    """Run all engines and settings in turn on every recording, after a warm-up. Returns, by setting and recording: the
-    seconds of each repeat, and the text."""
-    seconds = {name: [[] for _ in recordings] for name in sides}
-    texts = {name: [""] * len(recordings) for name in sides}
-    stopwatch = Stopwatch()
-    for number in range(repeats + 1):
-        for index, samples in enumerate(recordings):
-            for name, call in sides.items():
-                stopwatch.lap()
-                texts[name][index] = call(samples)
-                lap = stopwatch.lap()
-                if number:
-                    seconds[name][index].append(lap)
-        log(f"peer: round {number} of {repeats}")
-    return seconds, texts
-
-
-def _mmdec_calls(dtype: str, harness: TranscriptionHarness, drafter: Drafter) -> dict[str, Call]:
-    method = Method.drafted("medusa", drafter)
-
-    def call(threads: int, samples: Tensor) -> str:
-        with with_threads(threads):
-            return harness.measure([samples], method).texts[0]
-
-    return {f"mmdec {dtype}, {threads} threads": partial(call, threads) for threads in THREADS}
-
-
-def _in_bfloat16(whisper: LoadedWhisper, language: str | None) -> TranscriptionHarness:
-    model: Any = copy.deepcopy(whisper.model)
-    model = model.to(torch.bfloat16)
-    return TranscriptionHarness(LoadedWhisper(model, whisper.processor, whisper.directory), language)
-
-
-def _plain_equal(half: TranscriptionHarness, recordings: Sequence[Tensor], texts: dict[str, list[str]]) -> str:
-    """A sentence: how many of the bfloat16 texts equal plain decoding in bfloat16."""
-    plain = [half.measure([samples], Method.greedy()).texts[0] for samples in recordings]
-    same = sum(a == b for a, b in zip(plain, texts[f"mmdec bfloat16, {THREADS[0]} threads"], strict=True))
-    return f"{same} of {len(plain)} transcripts are those of greedy decoding in bfloat16"
-
-
-def _peer_calls(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Call]:
-    """Calls of CTranslate2's models, one for each dtype and number of threads. converted: a new folder for them."""
-    try:  # imported by name: without the package, its types cannot be read
-        engine: Any = import_module("ctranslate2")
-        converters: Any = import_module("ctranslate2.converters")
-    except ImportError as error:
-        raise InputError(
-            "`peer` must be installed, but ctranslate2 is not. Install it: pip install 'mmdec[peer]'."
-        ) from error
-    settings: Any = whisper.model.generation_config
-    prompt = [settings.decoder_start_token_id]
-    if getattr(settings, "is_multilingual", False):
-        prompt += [settings.lang_to_id[f"<|{language or 'en'}|>"], settings.task_to_id["transcribe"]]
-    prompt.append(settings.no_timestamps_token_id)
-    target = os.fspath(converted)
-    converters.TransformersConverter(os.fspath(directory)).convert(target)
-    return {
-        f"ctranslate2 {kind}, {threads} threads": _peer_call(
-            whisper, engine.models.Whisper(target, compute_type=kind, intra_threads=threads), prompt, engine
-        )
-        for kind in TYPES
-        for threads in THREADS
-    }
-
-
-def _peer_call(whisper: LoadedWhisper, model: Any, prompt: list[int], engine: Any) -> Call:
-    def call(samples: Tensor) -> str:
-        with torch.inference_mode():
-            read = whisper.extractor(samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="np")
-        features = engine.StorageView.from_array(read.input_features)
-        outputs = model.generate(features, [prompt], beam_size=1, max_length=whisper.model.config.max_target_positions)
-        return whisper.tokenizer.decode(outputs[0].sequences_ids[0], skip_special_tokens=True).strip()
-
-    return call
-
-
-def _best(rows: dict[str, dict[str, Any]], prefix: str) -> str:
-    return min((name for name in rows if name.startswith(prefix)), key=lambda name: rows[name]["seconds"])

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.decode.watch import Stopwatch
+from mmdec.evaluation.quality.harness import Method
+from mmdec.evaluation.quality.transcription import TranscriptionHarness
 from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words
@@ -117,17 +119,27 @@ def measure(streams: Sequence[Heard]) -> dict[str, Any]:
 
 
 def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Word errors and processor seconds: whole windows, then `audio_context="auto"`. recordings: sound (T,), text."""
-    found: dict[str, Any] = {name: {"edits": [], "seconds": 0.0} for name in ("whole", "auto")}
-    stopwatch = Stopwatch()
+    """Word errors and processor seconds of transformers, of whole windows and of `audio_context="auto"`, in turn.
+    recordings: sound (T,) and text."""
+    found: dict[str, Any] = {name: {"edits": [], "laps": []} for name in ("transformers", "whole", "auto")}
+    stopwatch, stock = Stopwatch(), TranscriptionHarness(options["model"], options["language"])
     for sound, text in recordings:
         for name, one in found.items():
             start = stopwatch.processor()
-            context = None if name == "whole" else "auto"
-            out = transcribe(sound, sample_rate=SAMPLE_RATE, audio_context=context, **options)
-            one["seconds"] += stopwatch.processor() - start
-            one["edits"].append(word_edits(*(" ".join(normalise_words(said)) for said in (text, out.text))))
-    return {name: {"seconds": one["seconds"], "words wrong": rate(one["edits"])} for name, one in found.items()}
+            if name == "transformers":
+                heard = stock.measure([sound], Method.greedy()).texts[0]
+            else:
+                context = None if name == "whole" else "auto"
+                heard = transcribe(sound, sample_rate=SAMPLE_RATE, audio_context=context, **options).text
+            one["laps"].append(stopwatch.processor() - start)
+            one["edits"].append(word_edits(*(" ".join(normalise_words(said)) for said in (text, heard))))
+    faster = [a / b for a, b in zip(found["transformers"]["laps"], found["auto"]["laps"], strict=True)]
+    return {
+        "transformers over auto": {"median": median(faster), "least": min(faster), "most": max(faster)}
+        if faster
+        else {},
+        **{name: {"seconds": sum(one["laps"]), "words wrong": rate(one["edits"])} for name, one in found.items()},
+    }
 
 
 def main() -> None:

@@ -63,6 +63,10 @@ class TranscriptionHarness(Harness[Tensor]):
         """Whether samples (T,) fill more than one window, so that transformers' long-form code decodes them."""
         return self._request(1).is_long(len(samples))
 
+    def features(self, samples: Tensor) -> Tensor:
+        """The features (1, mels, F) of samples (T,) that `transcribe` gives to the model."""
+        return self._request(1).features([samples])["input_features"]
+
     def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
         """Decode recordings (T,) of 16 kHz as one batch; recordings of more than a window form a batch of their own."""
         measure = self._transcribe if method.loop == "mmdec" else self._generate

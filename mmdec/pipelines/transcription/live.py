@@ -39,12 +39,13 @@ from mmdec.pipelines.call import as_loaded, fitting
 from mmdec.pipelines.inputs import samples_of, whole_rate
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import in_batches
-from mmdec.pipelines.transcription.request import AUTO_MARGIN, AudioContext, Spoken, Timestamps, TranscriptionRequest
+from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest
 from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter
 from mmdec.pipelines.transcription.transcript import Segment, Transcript, moved
 from mmdec.types import InputError
 
 HEAD = 12  # bytes by which a file is told from samples
+MARGIN = 5.0  # seconds that the encoder reads after the sound of provisional text; see docs/guide/transcribe.md
 CHAIN = 31  # tokens of the last text that are drafted at once
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 LOUDEST = 8.0  # of full scale; what is louder was not scaled
@@ -111,7 +112,7 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
     sample_rate: Hz of the samples. Default 16000.
     encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
     every: seconds of new sound after which provisional text is renewed. Default 1. At most once for each chunk, so that
-        a slow machine renews it less often and does not fall behind. It is read with `audio_context="auto"` and has no
+        a slow machine renews it less often and does not fall behind. It is read with `audio_context=5` and has no
         words' times. None: no provisional text.
     pause: seconds of silence that end a window. Default 1.
     pauses: what silence is: "energy" (default) or "webrtc", as for `translate_speech`.
@@ -177,7 +178,7 @@ class LiveTranscriber:
         # Provisional text needs no times of words, and no silence up to 30 s; its tokens are nearly always the same.
         self._quick = replace(
             request,
-            margin=AUTO_MARGIN if request.margin is None else request.margin,
+            margin=MARGIN if request.margin is None else request.margin,
             timestamps="segment" if request.timestamps == "word" else request.timestamps,
         )
         self._threads, self._encoding = threads, sound.encoding

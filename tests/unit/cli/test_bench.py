@@ -201,6 +201,9 @@ def test_without_a_corpus_the_sample_recordings_are_measured(monkeypatch: pytest
     assert "no corpus is here" in said
     assert [path.suffix for path in recordings] == [".flac"] * 3
     assert asked("asr", monkeypatch, "own.wav")[0] == [Path("own.wav")]
+    assert sorted(asked("asr", monkeypatch, "data/samples/english", "own.wav")[0]) == sorted(
+        [*recordings, Path("own.wav")]
+    )
     assert asked("asr", monkeypatch, "--corpus", "elsewhere")[0] == []
     Path("data/english").mkdir()
     assert asked("asr", monkeypatch) == ([], "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -113,3 +114,23 @@ def test_drafts_change_no_text_of_a_short_context(whisper: LoadedWhisper) -> Non
     for seed in range(4):
         plain, drafted = (mmdec.transcribe(buzz(0.8, seed), drafter=name, **options) for name in (None, "recycling"))
         assert drafted.tokens == plain.tokens
+
+
+def test_hooks_within_the_encoder_see_their_passes(whisper: LoadedWhisper) -> None:
+    """Stock layers run by a way of their own, others as they are; hooks on the encoder count whole windows."""
+    encoder: Any = whisper.model.get_encoder()
+    heard, seen = features(whisper, 1.0), list[str]()
+    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en"}
+    plain = mmdec.transcribe(buzz(0.5), **options).tokens
+    for name in ("", "layers.0", "layers.0.self_attn", "layers.0.fc1", "layers.0.self_attn.q_proj", "conv1"):
+        hook = encoder.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+        try:
+            assert mmdec.transcribe(buzz(0.5), **options).tokens == plain
+        finally:
+            hook.remove()
+        assert seen == [name]
+        seen.clear()
+    with torch.inference_mode():
+        half: Any = copy.deepcopy(encoder).to(torch.bfloat16)
+        states = encode(half, heard.bfloat16(), 400)
+        assert torch.allclose(states, half(heard.bfloat16()).last_hidden_state, atol=0.1)

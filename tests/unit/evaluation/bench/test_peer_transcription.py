@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,79 +11,118 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.evaluation.bench import transcription as peers
+from mmdec.audio import save_audio
+from mmdec.evaluation.bench import peer_transcription as engines
+from mmdec.evaluation.bench.report import WALL
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.transcription import TranscriptionHarness
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.types import InputError
-from tests.support.tiny_whisper import write
+from tests.support.tiny_whisper import FRAMES, write
+
+RATE = 16_000
 
 
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
-    return load_whisper(write(tmp_path_factory.mktemp("models") / "tiny"), "cpu")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture
-def recordings() -> list[Tensor]:
-    random = torch.Generator().manual_seed(0)
-    return [0.1 * torch.randn(length, generator=random) for length in (8_000, 12_000, 40_000)]  # the last: windows
+@pytest.fixture(scope="module")
+def whisper(folder: Path) -> LoadedWhisper:
+    return load_whisper(folder, "cpu")
 
 
-def engines(monkeypatch: pytest.MonkeyPatch, echo: peers.Call, other: peers.Call, fast: bool) -> None:
-    """CTranslate2's place is taken: float32 says what `echo` says, int8 what `other` says."""
+def noise(seconds: float, seed: int = 0) -> Tensor:
+    return 0.1 * torch.randn(int(seconds * RATE), generator=torch.Generator().manual_seed(seed))
 
-    def calls(whisper: LoadedWhisper, directory: Path, converted: Path, language: str | None) -> dict[str, Any]:
+
+def files(folder: Path, *seconds: float) -> list[Path]:
+    """Recordings; a transcript lies beside the first."""
+    paths = [save_audio(folder / f"{number}.wav", noise(length, number)) for number, length in enumerate(seconds)]
+    paths[0].with_suffix(".txt").write_text("where is the station", encoding="utf-8")
+    return paths
+
+
+def echo(monkeypatch: pytest.MonkeyPatch, says: dict[str, str | None]) -> None:
+    """CTranslate2's place is taken: by what each of its engines says, None for transformers' own text."""
+
+    def calls(_: Any, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]) -> dict[Any, Any]:
         assert not converted.exists()
+
+        def say(text: str | None, samples: Tensor) -> str:
+            return harness.measure([samples], Method.greedy()).texts[0] if text is None else text
+
         return {
-            f"ctranslate2 {kind}, {threads} threads": call
-            for kind, call in (("float32", echo), ("int8", other))
-            for threads in peers.THREADS
+            (name, count): lambda samples, text=text: say(text, samples)
+            for name, text in says.items()
+            for count in threads
         }
 
-    monkeypatch.setattr(peers, "_peer_calls", calls)
-    monkeypatch.setattr(peers, "fast_bfloat16", lambda device: fast)
+    monkeypatch.setattr(engines, "peer_calls", calls)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_texts_are_compared_and_each_side_is_at_its_best(
-    whisper: LoadedWhisper, recordings: list[Tensor], monkeypatch: pytest.MonkeyPatch, fast: bool
+def test_texts_words_and_seconds_of_each_engine_are_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = TranscriptionHarness(whisper, "en")
-    own = {len(one): harness.measure([one], Method.greedy()).texts[0] for one in recordings[:2]}
-    engines(monkeypatch, lambda samples: own[len(samples)], lambda samples: "something else", fast)
-    report = peers.against_peer(whisper, whisper.heads(), recordings, "ctranslate2", repeats=1)
-    assert report["recordings"] == 2  # one is longer than a window
-    equal = {name: row["equal_transcripts"] for name, row in report["sides"].items()}
-    assert {name: count for name, count in equal.items() if "bfloat16" not in name} == {
-        "mmdec float32, 1 threads": 2,
-        "mmdec float32, 2 threads": 2,
-        "ctranslate2 float32, 1 threads": 2,
-        "ctranslate2 float32, 2 threads": 2,
-        "ctranslate2 int8, 1 threads": 0,
-        "ctranslate2 int8, 2 threads": 0,
+    echo(monkeypatch, {engines.PEER: None, engines.PEER_INT8: "where was the station"})
+    paths = files(tmp_path, 0.5, 0.75, 2.5)  # the last: windows of a second
+    report = engines.bench_peer(paths, folder, "ctranslate2", repeats=1)
+    equal = {gate.what: gate.equal for gate in report.exactness}
+    assert equal["texts of mmdec float32 and of transformers"] == 3
+    assert equal["texts of ctranslate2 float32 and of transformers"] == 3
+    assert equal["texts of ctranslate2 int8 and of transformers"] == 0
+    figures = {entry.name: entry for entry in report.quantities}
+    assert figures["words wrong, ctranslate2 int8"].value == 25
+    assert figures["words wrong, mmdec float32"].n == 1
+    row = next(
+        row
+        for row in report.comparisons
+        if (row.group, row.timed, row.baseline) == ("more than 30 s", WALL, engines.PEER)
+    )
+    assert row.inputs == 1
+    assert row.times == pytest.approx(row.baseline_ms / row.subject_ms)  # type: ignore[operator]
+    assert {(side["engine"], side["threads"]) for side in report.details["sides"]} == {
+        (name, count)
+        for name in (engines.STOCK, engines.OURS, engines.OURS_INT8, engines.PEER, engines.PEER_INT8)
+        for count in (1, 2)
     }
-    best = report["best"]["float32"]
-    assert best["a"].startswith("mmdec float32")
-    assert best["b"].startswith("ctranslate2 float32")
-    assert best["ratio"] == report["sides"][best["b"]]["seconds"] / report["sides"][best["a"]]["seconds"]
-    if fast:
-        assert {"mmdec bfloat16, 1 threads", "mmdec bfloat16, 2 threads"} <= set(equal)
-        assert report["bfloat16"] == "2 of 2 transcripts are those of greedy decoding in bfloat16"
-    else:
-        assert not any("bfloat16" in name for name in equal)
-        assert report["bfloat16"].startswith("not measured")
 
 
-def test_what_cannot_be_compared_is_refused(
-    whisper: LoadedWhisper, recordings: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("seconds", [1.5, 2.25, 3.7, 5.0])
+def test_windows_follow_each_other_as_in_transformers(whisper: LoadedWhisper, seconds: float) -> None:
+    harness, model = TranscriptionHarness(whisper, max_new_tokens=20), whisper.model
+    settings: Any = model.generation_config
+    prompt = [settings.decoder_start_token_id, settings.lang_to_id["<|en|>"], settings.task_to_id["transcribe"]]
+
+    def decode(window: Tensor) -> list[int]:
+        assert window.shape == (1, 80, FRAMES)
+        output: Any = model.generate(
+            window,
+            language="en",
+            task="transcribe",
+            return_timestamps=True,
+            max_new_tokens=20,
+            force_unique_generate_call=True,
+        )
+        tokens = output[0].tolist()[len(prompt) :]
+        return tokens[: tokens.index(settings.eos_token_id)] if settings.eos_token_id in tokens else tokens
+
+    for seed in range(6):
+        samples = noise(seconds, seed)
+        tokens = engines.long_form(decode, harness.features(samples), FRAMES, settings.no_timestamps_token_id + 1)
+        text = whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        assert text == harness.measure([samples], Method.greedy()).texts[0]
+
+
+def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = files(tmp_path, 0.5)
     for given, peer, problem in (
-        (recordings, "whisper.cpp", "`peer` must be one of ctranslate2"),
-        (recordings[2:], "ctranslate2", "holds none"),
+        (paths, "whisper.cpp", "must be one of ctranslate2"),
+        ([], "ctranslate2", "must be named"),
     ):
         with pytest.raises(InputError, match=problem):
-            peers.against_peer(whisper, whisper.heads(), given, peer, repeats=1)
+            engines.bench_peer(given, folder, peer, repeats=1)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(InputError, match="Install it"):
-        peers.against_peer(whisper, whisper.heads(), recordings[:1], "ctranslate2", repeats=1)
+        engines.bench_peer(paths, folder, "ctranslate2", repeats=1)

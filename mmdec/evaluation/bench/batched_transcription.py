@@ -1,0 +1,109 @@
+r"""Times recordings of mixed length side by side against one after another, in processor seconds.
+
+python -m mmdec.evaluation.bench.batched_transcription FOLDER --model MODEL --language en --count 100
+
+Recordings are cut out of those of the folder, of 1.5 to 40 s, by a fixed seed. Longer ones than a window are cut at
+pauses before, so that both sides decode the same pieces; tokens are compared. Blocks of recordings go A B A B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.audio.live import cut_at_pauses
+from mmdec.pipelines.transcription.transcribe import load_transcriber, transcribe
+from mmdec.types import MmdecError
+
+SHORTEST, LONGEST = 1.5, 40.0  # seconds; their logarithms are evenly spread
+BLOCK = 20  # recordings between two turns
+SIDE = 8  # decoded side by side
+SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+
+
+def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
+    """Cut so many recordings of mixed length out of sounds (T,) of 16 kHz."""
+    drawn, found = random.Random(0), list[Tensor]()
+    while len(found) < count:
+        size = int(SAMPLE_RATE * math.exp(drawn.uniform(math.log(SHORTEST), math.log(LONGEST))))
+        sound = drawn.choice(sounds)
+        if size <= len(sound):
+            start = drawn.randrange(len(sound) - size + 1)
+            found.append(sound[start : start + size])
+    return found
+
+
+def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
+    """What `transcribe` decodes of recordings with `cut_at_pauses=True`."""
+    most = 30 * SAMPLE_RATE
+    cut = [cut_at_pauses(one, most) if len(one) > most else [] for one in recordings]
+    return [
+        piece for one, found in zip(recordings, cut, strict=True) for piece in ([w.samples for w in found] or [one])
+    ]
+
+
+def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Processor seconds of all recordings and, by block, how many times faster they are side by side.
+
+    options: for `transcribe`. Raises MmdecError if tokens differ.
+    """
+    ratios, seconds, windows = list[float](), {"one after another": 0.0, "side by side": 0.0}, 0
+    encoder = 0.0
+    for at in range(0, len(recordings), BLOCK):
+        cut = pieces(recordings[at : at + BLOCK])
+        start = time.process_time()
+        single = transcribe(cut, sample_rate=SAMPLE_RATE, batch_size=1, **options)
+        middle = time.process_time()
+        shared = transcribe(cut, sample_rate=SAMPLE_RATE, batch_size=SIDE, cut_at_pauses=True, **options)
+        end = time.process_time()
+        if [one.tokens for one in single] != [one.tokens for one in shared]:
+            raise MmdecError(f"Tokens of recordings {at} to {at + BLOCK} differ side by side. Report this as a bug.")
+        seconds["one after another"] += middle - start
+        seconds["side by side"] += end - middle
+        ratios.append((middle - start) / (end - middle))
+        total = sum(one.timings["total"] for one in single)
+        encoder += (middle - start) * sum(one.timings["encoder"] for one in single) / total
+        windows += sum(one.windows for one in single)
+    return {
+        "recordings": len(recordings),
+        "windows": windows,
+        "seconds of sound": sum(map(len, recordings)) / SAMPLE_RATE,
+        "processor seconds": {**seconds, "encoder of one after another": encoder},
+        "times faster": seconds["one after another"] / seconds["side by side"],
+        "by block": {"median": median(ratios), "least": min(ratios), "most": max(ratios)},
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="recordings, searched in subfolders")
+    parser.add_argument("--model", required=True, help="a shipped name, a folder or a hub id")
+    parser.add_argument("--language", help="default: detected")
+    parser.add_argument("--count", type=int, default=100, help="recordings to cut")
+    parser.add_argument("--dtype", default="float32", help="float32 or int8")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sounds = [load_audio(path) for path in sorted(options.folder.rglob("*")) if path.suffix in SOUNDS]
+    whisper = load_transcriber(options.model, "cpu", getattr(torch, options.dtype))
+    spoken: dict[str, Any] = {"model": whisper, "language": options.language}
+    recordings = mixed(sounds, options.count)
+    transcribe(recordings[0], sample_rate=SAMPLE_RATE, **spoken)  # warm
+    for context in (None, "auto"):
+        found = measure(recordings, {**spoken, "audio_context": context})
+        print(json.dumps({"audio_context": context, "dtype": options.dtype, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

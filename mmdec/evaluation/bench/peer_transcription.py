@@ -1,0 +1,325 @@
+"""Times mmdec beside transformers and another engine with the same Whisper, on anybody's recordings.
+
+CTranslate2, faster-whisper's engine, gets the weights by its own converter, and features from the same extractor. It
+decodes a window; what lies between windows (`long_form`) is transformers' rule: whole segments are kept, and the next
+window begins where the last one of them ended. All engines decode greedily, without fallback.
+
+Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each
+engine runs with one thread and with `threads`; a ratio of the wall clock takes each at its better number. Processor
+seconds are those of one thread: on a busy machine they are surer. In int8 texts may differ from float32's: words wrong
+are given for each engine where transcripts lie beside the recordings (.txt).
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.decode.watch import Stopwatch
+from mmdec.drafters.registry import AUTO
+from mmdec.evaluation.bench.pairing import Paired
+from mmdec.evaluation.bench.report import WALL, BenchReport, Comparison, Exactness, Quantity
+from mmdec.evaluation.quality.harness import CPU, Log, Method, no_log
+from mmdec.evaluation.quality.transcription import TranscriptionHarness, normaliser
+from mmdec.generation.run import DraftedBy
+from mmdec.hub.provenance import hardware
+from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.pipelines.threads import with_threads
+from mmdec.pipelines.transcription.request import first_time
+from mmdec.training.metrics.word_errors import ratio, word_edits
+from mmdec.types import InputError
+
+PEERS = ("ctranslate2",)
+STOCK, OURS, OURS_INT8 = "transformers float32", "mmdec float32", "mmdec int8"
+PEER, PEER_INT8 = "ctranslate2 float32", "ctranslate2 int8"
+PAIRS = ((OURS, STOCK), (OURS, PEER), (OURS_INT8, PEER_INT8), (PEER, STOCK), (OURS, PEER_INT8))
+PROCESSOR = "processor, one thread"
+Call = Callable[[Tensor], str]  # samples (T,) -> text
+Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of one window -> tokens with times, without prompt
+
+
+@final
+@dataclass
+class Timed:
+    """One engine with one number of threads: what it said, and the seconds of each recording's repeats."""
+
+    call: Call
+    texts: dict[int, str] = field(default_factory=dict[int, str])
+    seconds: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])  # (recording, repeat)
+    processor: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+
+    def total(self) -> float:
+        """Seconds of all recordings: the sum of medians."""
+        return _total(self.seconds)
+
+
+Sides = dict[tuple[str, int], Timed]  # engine, threads
+
+
+def bench_peer(
+    recordings: Sequence[Path],
+    model: str | os.PathLike[str],
+    peer: str,
+    *,
+    heads: DraftedBy = AUTO,
+    repeats: int = 5,
+    language: str | None = "en",
+    threads: int = 2,
+    log: Log = no_log,
+) -> BenchReport:
+    """Time mmdec, transformers and another engine on recordings of any length.
+
+    recordings: audio files; the transcript of each may lie beside it (.txt). model: a shipped name, a folder or a hub
+        id. peer: "ctranslate2". heads: mmdec's drafter. repeats: timed calls of each. language: None: detected.
+        threads: the most of an engine.
+    Returns: the report; its ratios are the other's seconds over the subject's.
+    Raises: InputError where the peer is unknown or not installed, or there are no recordings.
+    """
+    if peer not in PEERS:
+        raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
+    check_whole("repeats", repeats, 1, 1000, "Leave it out for 5.")
+    check_threads(threads)
+    if not recordings:
+        raise InputError("`recordings` must be named for a peer, but none are. Name files, or a folder of them.")
+    whole, eighth = (load_whisper(model, "cpu", dtype) for dtype in (torch.float32, torch.int8))
+    harness = TranscriptionHarness(whole, language)
+    sounds = [harness.read(path) for path in recordings]
+    counts = sorted({1, threads})
+    with tempfile.TemporaryDirectory() as folder:
+        named: dict[tuple[str, int], Call] = {}
+        for count in counts:
+            drafted = Method.drafted("mmdec", heads)
+            named |= {
+                (STOCK, count): partial(_said, harness, Method.greedy(), count),
+                (OURS, count): partial(_said, harness, drafted, count),
+                (OURS_INT8, count): partial(_said, TranscriptionHarness(eighth, language), drafted, count),
+            }
+        named |= peer_calls(whole, Path(folder) / "model", harness, counts)
+        sides = {key: Timed(call) for key, call in named.items()}
+        in_turn(list(sides.values()), sounds, repeats, log)
+    return _report(harness, sides, dict(zip(recordings, sounds, strict=True)), peer, threads)
+
+
+def _report(
+    harness: TranscriptionHarness, sides: Sides, sounds: dict[Path, Tensor], peer: str, threads: int
+) -> BenchReport:
+    whole, long = harness.whisper, [harness.is_long(sound) for sound in sounds.values()]
+    groups = {
+        "more than 30 s": [index for index, is_long in enumerate(long) if is_long],
+        "up to 30 s": [index for index, is_long in enumerate(long) if not is_long],
+    }
+    found = [_beside(path) for path in sounds]
+    return BenchReport(
+        bench="engines",
+        title=f"mmdec beside {peer}: {whole.directory.name if whole.directory else 'given'}",
+        hardware=hardware(device=CPU, dtype=torch.float32, batch=1, threads=threads)
+        | {"kernels": torch.backends.cpu.get_cpu_capability()},
+        exactness=tuple(
+            Exactness(f"texts of {name} and of transformers", _equal(side, sides[STOCK, 1]), len(sounds))
+            for (name, count), side in sides.items()
+            if count == 1 and name != STOCK
+        ),
+        comparisons=tuple(
+            row for group, indices in groups.items() if indices for row in compared(sides, group, indices)
+        ),
+        quantities=(*_words_wrong(sides, found, harness), *_totals(sides, len(sounds))),
+        not_measured={} if any(found) else {"words wrong": "no transcripts lie beside the recordings (.txt)"},
+        details={
+            "recordings": [{"name": path.name, "seconds": len(sound) / SAMPLE_RATE} for path, sound in sounds.items()],
+            "sides": [
+                {
+                    "engine": name,
+                    "threads": count,
+                    "texts": list(side.texts.values()),
+                    "seconds": [list(row.values()) for row in _by_recording(side.seconds)],
+                    "processor": [list(row.values()) for row in _by_recording(side.processor)],
+                }
+                for (name, count), side in sides.items()
+            ],
+        },
+    )
+
+
+def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
+    """Run all sides in turn on every recording, after a call of each that is not timed."""
+    stopwatch = Stopwatch()
+    for side in sides:
+        side.call(sounds[0][: 5 * SAMPLE_RATE])
+    for repeat in range(repeats):
+        for index, samples in enumerate(sounds):
+            for side in sides:
+                stopwatch.lap()
+                start = time.process_time()  # of all threads: the other engine has its own
+                side.texts[index] = side.call(samples)
+                used, lap = time.process_time() - start, stopwatch.lap()
+                side.seconds[index, repeat], side.processor[index, repeat] = lap, used
+        log(f"round {repeat + 1} of {repeats}")
+
+
+def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
+    """Rows for some recordings: each pair of engines, by the wall clock at their better threads, and by one thread's
+    processor seconds."""
+    rows: list[Comparison] = []
+    for subject, baseline in PAIRS:
+        a, b = (
+            min((side for (of, _), side in sides.items() if of == name), key=Timed.total)
+            for name in (subject, baseline)
+        )
+        for timed, ours, theirs in (
+            (WALL, a.seconds, b.seconds),
+            (PROCESSOR, sides[subject, 1].processor, sides[baseline, 1].processor),
+        ):
+            keys = [key for key in ours if key[0] in indices]
+            pairs = Paired.of([(ours[key], theirs[key]) for key in keys])
+            total, other = (_total({key: laps[key] for key in keys}) for laps in (ours, theirs))
+            rows.append(
+                Comparison(
+                    *(subject, baseline, group, "length", timed, other / total, pairs.low, pairs.high, len(keys)),
+                    inputs=len(indices),
+                    subject_ms=1e3 * total / len(indices),
+                    baseline_ms=1e3 * other / len(indices),
+                )
+            )
+    return rows
+
+
+def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
+    """Tokens of a recording that is longer than a window.
+
+    decode: reads one window. features: (1, mels, T). size: frames of a window. first: the first token of a time.
+    Source: transformers' `_retrieve_segment`, in its effect.
+    """
+    said, at = list[int](), 0
+    while at < features.shape[-1]:
+        part = features[..., at : at + size]
+        tokens = decode(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
+        times = [token >= first for token in tokens]
+        ends = [place for place in range(1, len(tokens)) if times[place - 1] and times[place]]
+        if not ends or times[-2:] == [False, True]:  # the window's text is whole
+            said, at = said + tokens, at + part.shape[-1]
+        else:
+            said += tokens[: ends[-1] + 1]
+            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a time is two frames
+    return said
+
+
+def peer_calls(
+    whisper: LoadedWhisper, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]
+) -> dict[tuple[str, int], Call]:
+    """CTranslate2's calls. converted: a new folder for its weights. Raises InputError if it is not installed."""
+    try:  # imported by name: without the package, its types cannot be read
+        engine: Any = import_module("ctranslate2")
+        converters: Any = import_module("ctranslate2.converters")
+    except ImportError as error:
+        raise InputError(
+            "`peer` must be installed, but ctranslate2 is not. Install it: pip install 'mmdec[peer]'."
+        ) from error
+    if whisper.directory is None:
+        raise InputError("`model` must be a folder for a peer, but is a network in memory. Give its folder.")
+    target = os.fspath(converted)
+    converters.TransformersConverter(os.fspath(whisper.directory)).convert(target)
+    return {
+        (name, count): partial(
+            _peer_said, engine, engine.models.Whisper(target, compute_type=kind, intra_threads=count), harness
+        )
+        for name, kind in ((PEER, "float32"), (PEER_INT8, "int8"))
+        for count in threads
+    }
+
+
+def _peer_said(engine: Any, model: Any, harness: TranscriptionHarness, samples: Tensor) -> str:
+    whisper, long = harness.whisper, harness.is_long(samples)
+    settings: Any = whisper.model.generation_config
+    with torch.inference_mode():
+        features = harness.features(samples)
+
+    def decode(window: Tensor) -> list[int]:
+        states = engine.StorageView.from_array(window.numpy())
+        prompt = [settings.decoder_start_token_id]
+        if getattr(settings, "is_multilingual", False):
+            named = f"<|{harness.language}|>" if harness.language else model.detect_language(states)[0][0][0]
+            prompt += [settings.lang_to_id[named], settings.task_to_id["transcribe"]]
+        if not long:
+            prompt.append(settings.no_timestamps_token_id)
+        most = whisper.model.config.max_target_positions
+        return list(model.generate(states, [prompt], beam_size=1, max_length=most)[0].sequences_ids[0])
+
+    if long:
+        tokens = long_form(decode, features, whisper.extractor.nb_max_frames, first_time(whisper.model))
+    else:
+        tokens = decode(features)
+    return str(whisper.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def _said(harness: TranscriptionHarness, method: Method, threads: int, samples: Tensor) -> str:
+    with with_threads(threads):
+        return harness.measure([samples], method).texts[0]
+
+
+def _beside(path: Path) -> str:
+    """The transcript beside a recording, or ""."""
+    text = path.with_suffix(".txt")
+    return text.read_text(encoding="utf-8").strip() if text.is_file() else ""
+
+
+def _equal(side: Timed, other: Timed) -> int:
+    return sum(side.texts[index] == text for index, text in other.texts.items())
+
+
+def _edits(spoken: str, said: str) -> tuple[int, int]:
+    edits = word_edits(spoken, said)
+    return edits.errors, edits.length
+
+
+def _words_wrong(sides: Sides, references: Sequence[str], harness: TranscriptionHarness) -> list[Quantity]:
+    whisper = harness.whisper
+    multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)
+    normalise, _ = normaliser(whisper.tokenizer, harness.language if multilingual else "en")
+    spoken = {index: normalise(text) for index, text in enumerate(references) if text}
+    if not spoken:
+        return []
+    rates = {
+        name: ratio(*zip(*(_edits(text, normalise(side.texts[index])) for index, text in spoken.items()), strict=True))
+        for (name, count), side in sides.items()
+        if count == 1
+    }
+    return [
+        Quantity(
+            *(f"words wrong, {name}", 100 * value, "%", len(spoken)),
+            low=100 * low,
+            high=100 * high,
+        )
+        for name, (value, low, high) in rates.items()
+    ]
+
+
+def _totals(sides: Sides, recordings: int) -> list[Quantity]:
+    return [
+        Quantity(f"{name}, {count} threads, {what}", _total(laps), "s", recordings)
+        for (name, count), side in sides.items()
+        for what, laps in ((WALL, side.seconds), ("processor", side.processor))
+    ]
+
+
+def _by_recording(laps: dict[tuple[int, int], float]) -> list[dict[int, float]]:
+    found: dict[int, dict[int, float]] = {}
+    for (index, repeat), seconds in laps.items():
+        found.setdefault(index, {})[repeat] = seconds
+    return list(found.values())
+
+
+def _total(laps: dict[tuple[int, int], float]) -> float:
+    return sum(statistics.median(row.values()) for row in _by_recording(laps))

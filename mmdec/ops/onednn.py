@@ -1,0 +1,62 @@
+"""Products in float32 on a CPU by oneDNN, for inference.
+
+torch gives float32 products to MKL, which uses half of what an AMD processor with AVX-512 can do. oneDNN, which torch
+has built in, takes the same weights as they are. Its sums have another order: results differ by float noise. Measured
+on an EPYC, one thread, 1,500 rows of 512 by 2,048: 31 ms by MKL, 14 ms by oneDNN; attention of 8 heads over 1,500
+states: 54 ms by torch's own, 37 ms here.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ROWS = 250  # of scores at once, so that they stay in the processor's cache
+MANY = 64  # rows from which attention is faster here
+BUILT_IN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+Activation = Literal["none", "gelu"]
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether oneDNN computes with these: float32 on a CPU of x86, and no gradient is wanted."""
+    return (
+        BUILT_IN
+        and torch.backends.mkldnn.is_available()
+        and all(one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors)
+        and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none") -> Tensor:
+    """A linear layer and its activation: x (..., I), weight (O, I), bias (O,) -> (..., O).
+
+    Where `takes` says no: torch's own.
+    """
+    if not takes(x, weight):
+        product = F.linear(x, weight, bias)
+        return F.gelu(product) if activation == "gelu" else product
+    product = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
+    return cast(Tensor, product)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of scaled queries (B, heads, N, D) over all keys and values (B, heads, S, D) -> (B, heads, N, D).
+
+    A row's result is the same beside any other rows. Few queries, and where `takes` says no: torch's own.
+    """
+    if queries.shape[2] < MANY or not takes(queries, keys, values):
+        return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
+    out = torch.empty(queries.shape)
+    across, keys, queries = values.transpose(2, 3).contiguous(), keys.contiguous(), queries.contiguous()
+    weights = torch.empty(min(ROWS, queries.shape[2]), keys.shape[2])
+    for row in range(len(queries)):
+        for head in range(queries.shape[1]):
+            for start in range(0, queries.shape[2], ROWS):
+                scores = linear(queries[row, head, start : start + ROWS], keys[row, head])
+                seen = torch.softmax(scores, 1, out=weights[: len(scores)])
+                out[row, head, start : start + ROWS] = linear(seen, across[row, head])
+    return out
