@@ -92,7 +92,7 @@ class Int8Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
-        scales = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=LEAST).div_(self._levels)
+        scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(self._levels)  # far faster than its norm
         out = product(rows.div(scales).round_(), self._packed).mul_(scales)
         if self.bias is not None:
             out += self.bias  # not in one step with the product: a fused one rounds once, and not for every shape

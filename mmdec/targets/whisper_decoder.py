@@ -29,10 +29,7 @@ from mmdec.targets.hf_target import hooked
 from mmdec.types import CACHE
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
-# Columns for which a layer's product is faster transposed: 2 / 3 / 4 / 5 cost whisper-base's layers 4.2 / 6.1 / 6.5 /
-# 8.1 ms so, and 7.4 / 8.3 / 8.0 / 9.4 ms otherwise (an EPYC, one thread).
-FEW = range(2, 6)
-LARGE = 2**17  # minimum numbers of such a layer's weight
+LARGE = 2**17  # minimum numbers of a weight whose product oneDNN computes: it sums in another order
 Map = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
 
@@ -191,23 +188,13 @@ def _direct(module: Any) -> Map:
     """The function behind a module of torch without hooks, which skips `__call__`; other modules unchanged."""
     if type(module) is nn.Linear and _bare(module):
         large = module.weight.numel() >= LARGE and module.weight.device.type == "cpu"
-        return partial(_product if large else linear, weight=module.weight, bias=module.bias)
+        return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
     if type(module) is Int8Linear and _bare(module):
         return module.forward
     if type(module) is nn.LayerNorm and _bare(module):
         shape = list(module.normalized_shape)
         return partial(torch.layer_norm, normalized_shape=shape, weight=module.weight, bias=module.bias, eps=module.eps)
     return module
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer, for a few columns x (B, N, H) computed transposed, as (W xT)T."""
-    columns = x.shape[0] * x.shape[1]
-    if columns not in FEW or x.dtype != torch.float32 or weight.dtype != torch.float32:
-        return onednn.linear(x, weight, bias)
-    rows = x.reshape(columns, -1).t()
-    out = torch.mm(weight, rows) if bias is None else torch.addmm(bias[:, None], weight, rows)
-    return out.t().contiguous().view(*x.shape[:-1], -1)
 
 
 def _bare(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
@@ -30,6 +31,7 @@ from mmdec.decode.loop import Round
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.auto_drafter import shipped_folder
 from mmdec.generation.run import Speculation
+from mmdec.hub.find import model_folders
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.call import Usage
 from mmdec.pipelines.confidence import Calibration, read_calibrations
@@ -45,6 +47,7 @@ Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 AudioContext = Literal["auto"] | float | None
 AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # seconds; measured in docs/guide/transcribe.md
+FITTED = "whisper-base"  # whose confidence is doubted where a model has no fit of its own
 GUARDED = 16  # tokens after which a text is looked at again
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0
@@ -112,6 +115,7 @@ class TranscriptionRequest:
     given: tuple[str, ...] = ()  # names of the options that the caller passed
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
     margin: float | None = None  # seconds after the sound that the encoder reads; None: whole windows
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # another model's, where this one has none
 
     @classmethod
     def of(
@@ -149,9 +153,12 @@ class TranscriptionRequest:
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, spoken.language, recordings)
         calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
-        margin = _margin(spoken.audio_context)
-        given = tuple(options)
-        return cls(whisper, speculation, timestamps, languages, chosen, has_timestamps, given, calibrations, margin)
+        doubts = {} if calibrations else read_calibrations(_home(FITTED))
+        return cls(
+            *(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations),
+            margin=_margin(spoken.audio_context),
+            doubts=doubts,
+        )
 
     def is_long(self, samples: int) -> bool:
         """Whether this number of samples exceeds one window."""
@@ -318,6 +325,11 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     if len(ids) > most:
         raise InputError(f"`prompt` must have at most {most} tokens, but has {len(ids)}. Keep its end.")
     return ids.to(whisper.model.device)
+
+
+def _home(name: str) -> Path | None:
+    """The folder of a shipped model; None if it is not here."""
+    return next((home / name for home in model_folders() if (home / name).is_dir()), None)
 
 
 def _margin(context: AudioContext) -> float | None:

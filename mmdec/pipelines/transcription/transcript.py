@@ -77,7 +77,7 @@ class Transcript:
     confidence: float = 0.0  # in [0, 1]: the share of words that are likely right, see `mmdec.pipelines.confidence`
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
     windows: int = 1  # prompts' passes: one per window and temperature
-    calibrated: bool = True  # whether the confidence was fitted for this model; else it is the tokens' mean probability
+    calibrated: bool = True  # whether the confidence was fitted for this model
     note: str = ""  # why there is no text (a silent recording), or which model knows such voices
 
     def __str__(self) -> str:

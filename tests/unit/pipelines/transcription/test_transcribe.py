@@ -14,6 +14,7 @@ import torch
 import mmdec
 from mmdec.decode.loop import Round
 from mmdec.hub.whisper import LoadedWhisper
+from mmdec.pipelines.confidence import confidence, read_calibrations
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.short_transcripts import transcribe
@@ -155,5 +156,9 @@ def test_the_shipped_model_names_another_where_it_is_unsure() -> None:
 
 
 def test_a_confidence_says_whether_it_was_fitted(whisper: LoadedWhisper) -> None:
-    assert not transcribe(model=whisper).calibrated
+    bare = transcribe(model=whisper)
+    assert not bare.calibrated
+    fits = {}, read_calibrations(Path("models/whisper-base"))
+    mean, base = (confidence(bare.evidence, fit, "transcript") for fit in fits)
+    assert bare.confidence == pytest.approx(min(mean, base))
     assert transcribe(model="whisper-phrasebook").calibrated
