@@ -24,8 +24,11 @@ endif
 REAL = $(foreach config,$(wildcard $(MODELS)/*/config.json),$(if $(shell grep -l '"model_type": "whisper"' $(config)),$(patsubst %/config.json,%,$(config))))
 SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 
-.PHONY: help translate test test-all peers onnx check bench real real-tables corpus train demo site wheel clean
+.PHONY: help translate test test-all peers authors fairseq2 onnx check bench real real-tables corpus train demo site wheel clean
 PEERS ?= .venv-peers
+AUTHORS ?= .venv-authors
+FAIRSEQ2 ?= .venv-fairseq2
+DASPEECH ?=
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -42,6 +45,14 @@ test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers th
 
 peers: $(PEERS)/ready  ## drafters beside the code of speculators, in an environment of its own, PEERS=.venv-peers
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers
+
+authors: .venv-dev/ready  ## DASpeech's own code beside the converted one: DASPEECH=CLONE of github.com/ictnlp/DASpeech
+	@test -d "$(DASPEECH)/fairseq" || { echo "make authors needs a clone of github.com/ictnlp/DASpeech, but DASPEECH='$(DASPEECH)' is none: make authors DASPEECH=folder"; exit 2; }
+	test -x $(AUTHORS)/bin/python || $(PYTHON) -m venv $(AUTHORS)
+	cd $(DEV) && ./python -c 'import site; print(site.getsitepackages()[0])' > $(CURDIR)/$(AUTHORS)/dev
+	for folder in $(AUTHORS)/lib/python3*/site-packages; do cp $(AUTHORS)/dev $$folder/dev.pth; done
+	$(AUTHORS)/bin/python -m pip install --quiet --no-deps hydra-core omegaconf antlr4-python3-runtime==4.9.3 bitarray cffi
+	OMP_NUM_THREADS=1 DASPEECH=$(DASPEECH) PYTHONPATH=. $(AUTHORS)/bin/python -m pytest -q --noconftest -p no:cacheprovider -W default tests/peers/test_daspeech.py
 
 onnx: .venv-dev/ready  ## a translator as ONNX beside its networks: adds onnx, onnxscript and onnxruntime to .venv-dev
 	$(DEV)/python -m pip install --quiet --editable '.[onnx]'

@@ -61,6 +61,18 @@ def daspeech(
     _told(convert(source, output), as_json)
 
 
+@app.command(**as_verb("convert fairseq2 s2t_conformer.pt encoder.safetensors"))
+def fairseq2(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="fairseq2's .pt or .safetensors of an s2t_conformer.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="File (.safetensors) that a recipe begins from.")],
+    as_json: AsJson = False,
+) -> None:
+    """Convert the encoder of fairseq2's s2t_conformer. Of a pickle, only tensors are read."""
+    from mmdec.hub.fairseq2 import convert
+
+    _told(convert(source, output), as_json)
+
+
 @app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
 def drafter(
     source: Annotated[

@@ -48,3 +48,16 @@ def onnx(
 
     folder = export_onnx(model, output)
     print_result({"output": str(folder)}, as_json, str(folder))
+
+
+@app.command(**as_verb("export fairseq2 runs/units/network.safetensors s2t_conformer.safetensors"))
+def fairseq2(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A DASpeech network's safetensors.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="File (.safetensors) with fairseq2's names.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a network's encoder as fairseq2's s2t_conformer has it."""
+    from mmdec.hub.fairseq2 import export
+
+    path = export(source, output)
+    print_result({"output": str(path)}, as_json, str(path))

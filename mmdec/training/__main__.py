@@ -51,7 +51,8 @@ class TrainingCLI(LightningCLI):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         termination = Termination()
-        always = {"callbacks": [Resumption(), FiniteNumbers(), termination]}
+        # every data module here gives each process its own rows, so that Lightning must not
+        always = {"callbacks": [Resumption(), FiniteNumbers(), termination], "use_distributed_sampler": False}
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` makes it resumable
             try:

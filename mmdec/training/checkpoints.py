@@ -104,6 +104,7 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two or more letters: `C:` is a drive
 _STEP = re.compile(r"step=(\d+)\.ckpt")
+HANDED = ".temp.ckpt"  # Lightning's name for the weights that a forked process hands to its parent
 UNITS = "units"  # the option that the command line copies from the data
 M = TypeVar("M", bound=nn.Module)
 
@@ -117,7 +118,10 @@ class WholeCheckpoints(CheckpointIO):
     ) -> None:
         """Write the file in one step. Raises MmdecError for weights that are not finite, and if the file cannot be
         written; an earlier file then stays as it was."""
-        check_finite_training(checkpoint["state_dict"], checkpoint["global_step"], checkpoint.get("hyper_parameters"))
+        if Path(path).name != HANDED:
+            check_finite_training(
+                checkpoint["state_dict"], checkpoint["global_step"], checkpoint.get("hyper_parameters")
+            )
         try:
             with whole_file(check_local(path, "dirpath")) as file:
                 torch.save(_without_units(checkpoint), file)
@@ -132,6 +136,8 @@ class WholeCheckpoints(CheckpointIO):
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read with `read_resumed`: code in the file is never run, whatever `weights_only` is."""
+        if Path(path).name == HANDED:
+            return torch.load(path, map_location="cpu", weights_only=True)
         return read_resumed(path)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:

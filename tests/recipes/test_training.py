@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import seed_everything
-from safetensors.torch import save_file
 
 from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import FastSpeech2
@@ -28,6 +27,7 @@ from mmdec.training.daspeech.export import load_module, save_network
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
+from tests.support.small_recipes import write_voice
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_translator import tiny_sizes
 
@@ -68,16 +68,6 @@ def arguments(name: str, corpus: TinyCorpus, *more: str) -> list[str]:
         "--data.init_args.batch_size=2",
         *more,
     ]
-
-
-def write_voice(folder: Path, units: list[str]) -> None:
-    """What the text-to-speech stage leaves behind, untrained; its phones come in another order."""
-    module = DASpeechModule(units, size="small", mu=1.0, model=tiny_sizes())
-    assert isinstance(module.network, DASpeech)
-    folder.mkdir(parents=True)
-    state = {name: value.contiguous() for name, value in module.network.tts.state_dict().items()}
-    save_file(state, folder / "tts.safetensors")
-    (folder / "tts.json").write_text(json.dumps({"units": [*units[:4], *reversed(units[4:])]}), encoding="utf-8")
 
 
 def covers(parsed: Any, written: Any) -> bool:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from mmdec.nn.daspeech import DASpeech
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.daspeech.module import DASpeechModule
 from tests.support.quiet import LIGHTNING
+from tests.support.tiny_translator import tiny_sizes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MARKS = [
@@ -70,3 +75,13 @@ def logged_at_each_step(log: Path) -> dict[tuple[int, str], str]:
             for line in csv.DictReader(lines):
                 found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
     return found
+
+
+def write_voice(folder: Path, units: list[str]) -> None:
+    """What the text-to-speech stage leaves behind, untrained; its phones come in another order."""
+    module = DASpeechModule(units, size="small", mu=1.0, model=tiny_sizes())
+    assert isinstance(module.network, DASpeech)
+    folder.mkdir(parents=True)
+    state = {name: value.contiguous() for name, value in module.network.tts.state_dict().items()}
+    save_file(state, folder / "tts.safetensors")
+    (folder / "tts.json").write_text(json.dumps({"units": [*units[:4], *reversed(units[4:])]}), encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,9 @@ from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.corpora.text_files import held_sources, read_training_pairs, sentence_key
 from mmdec.training.ctc.encoders import load_speech_encoder
 from mmdec.training.ctc.states import Distortion, keep_states, state_name
+from mmdec.training.data_parallel import rows_of
 from mmdec.training.stores import FrameStore
+from mmdec.types import InputError
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,27 @@ class KeptStates(Dataset[CtcBatch]):
 
 @dataclass(frozen=True)
 class EpochBatches:
-    """Groups the recordings of a store into batches of at most `states` states each, padding included."""
+    """Groups the recordings of a store into batches of all processes: at most `states` states for each, padding
+    included."""
 
     store: FrameStore
     states: int
     seed: int
+    processes: int = 1
 
     def epoch(self, names: list[str], epoch: int, steps: int) -> list[list[str]]:
         """`steps` batches of names, drawn anew in each epoch. All recordings are used once before one is repeated."""
         batches: list[list[str]] = []
         turn = 0
         while len(batches) < steps:
-            batches += self.of(names, np.random.default_rng([self.seed, epoch, turn]))
+            drawn = self.of(names, np.random.default_rng([self.seed, epoch, turn]))
+            shared = [batch for batch in drawn if len(batch) >= self.processes]  # each process has a row
+            if not shared:
+                raise InputError(
+                    f"`batch_states` must hold a recording for each of {self.processes} processes, but no batch has so "
+                    "many. Raise it, add recordings, or train in one process."
+                )
+            batches += shared
             turn += 1
         return batches[:steps]
 
@@ -84,7 +95,7 @@ class EpochBatches:
         longest = 0
         for at in order:
             longest = max(longest, length[names[at]])
-            if batches[-1] and longest * (len(batches[-1]) + 1) > self.states:
+            if batches[-1] and longest * (len(batches[-1]) + 1) > self.states * self.processes:
                 batches.append([])
                 longest = length[names[at]]
             batches[-1].append(names[at])
@@ -104,8 +115,12 @@ class StoredBatches(LightningDataModule):
         """Batches of about equal length, drawn anew in each epoch. All recordings are used once before one is
         repeated."""
         assert self.trainer is not None
-        batches = self.batches.epoch(list(self.texts), self.trainer.current_epoch, self.steps_per_epoch)
-        return DataLoader(KeptStates(self.store, self.texts, batches), batch_size=None, shuffle=False)
+        world = self.trainer.world_size
+        batches = replace(self.batches, processes=world).epoch(
+            list(self.texts), self.trainer.current_epoch, self.steps_per_epoch
+        )
+        mine = rows_of(batches, self.trainer.global_rank, world)
+        return DataLoader(KeptStates(self.store, self.texts, mine), batch_size=None, shuffle=False)
 
     def val_dataloader(self) -> DataLoader:
         batches = self.batches.of(list(self.dev_texts), None)
@@ -124,7 +139,7 @@ class SentenceData(StoredBatches, LightningDataModule):
         sentences of `text` (folders of text pairs) and saved there.
     views: number of versions of each recording. 1: one distorted version; 2: also the undistorted recording; above 2:
         also further distorted versions.
-    batch_states: the most encoder states in one batch, padding included.
+    batch_states: the most encoder states in one process's batch, padding included.
     limit: use only the first `limit` training recordings; None: all.
     top: number of last Whisper layers that are trained together with the head; the stored states are taken before them.
     """

@@ -11,14 +11,19 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torch.nn import functional as F
 
+<<<<<<< HEAD
 from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
+=======
+from mmdec.hub.whisper_encoder import load_encoder
+from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
+>>>>>>> 49e27256 (Several processes train as one with a larger batch; corpora as shards; DASpeech's own code and fairseq2's encoder beside ours)
 from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
 from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.ctc.data import CtcBatch
 from mmdec.training.ctc.encoders import STATES
+from mmdec.training.daspeech.losses import ctc_loss
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, seed_step
@@ -89,7 +94,7 @@ class CtcModule(LightningModule):
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:
-        seed_step(self.options.seed, self.current_epoch, batch_idx)
+        seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
         """Logits (B, F, V) and numbers of frames (B,). In training, some spans and channels of the states are
@@ -116,14 +121,13 @@ class CtcModule(LightningModule):
         return ((steps >= begins) & (steps < begins + spans)).any(1)
 
     def loss(self, logits: Tensor, lengths: Tensor, batch: CtcBatch) -> Tensor:
-        """CTC loss. Rows whose text is too long for their frames count as 0."""
-        scores = logits.float().log_softmax(-1).transpose(0, 1)
-        return F.ctc_loss(scores, batch.pieces, lengths, batch.piece_lengths, blank=BLANK, zero_infinity=True)
+        """See `losses.ctc_loss`."""
+        return ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
 
     def training_step(self, batch: CtcBatch, batch_idx: int) -> Tensor:
         logits, lengths = self(batch)
         loss = self.loss(logits, lengths, batch)
-        self.log("train/ctc", loss.detach(), batch_size=len(batch.rows))
+        self.log("train/ctc", loss.detach(), batch_size=len(batch.rows), sync_dist=True)
         self.log("step", float(self.global_step))
         return loss
 

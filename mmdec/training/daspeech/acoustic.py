@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmdec.checks.files import write_whole
-from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config, acoustic_loss
+from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, spoken_vocabulary
+from mmdec.training.daspeech.losses import acoustic_loss
 from mmdec.training.optim import Schedule, scheduled
 from mmdec.types import InputError
 
@@ -189,7 +190,7 @@ class AcousticModule(LightningModule):
     def _log(self, name: str, loss: AcousticLoss, size: int) -> None:
         parts = {"mel": loss.mel, "duration": loss.duration, "pitch": loss.pitch, "energy": loss.energy}
         values = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
-        self.log_dict(values, batch_size=size, sync_dist=name == "dev")  # a training loss is this process's only
+        self.log_dict(values, batch_size=size, sync_dist=True)
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:

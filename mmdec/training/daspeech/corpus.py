@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from mmdec.training.corpora.cvss import (
     read_translations,
     vocabulary,
 )
+from mmdec.training.corpora.shards import Shards
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
 from mmdec.training.processes import end_with_parent
@@ -62,6 +62,16 @@ def begin_worker(parent: int) -> None:
     """Set a worker process to one thread, and let it end with its parent process."""
     end_with_parent(parent)
     torch.set_num_threads(1)
+
+
+def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
+    """`extract` of each recording, in order, by so many processes."""
+    names = map(str, clips)
+    if jobs <= 1:
+        yield from map(extract, names)
+        return
+    with ProcessPoolExecutor(jobs, initializer=begin_worker, initargs=(os.getpid(),)) as pool:
+        yield from pool.map(extract, names, chunksize=32)
 
 
 class FeatureStore:
@@ -98,15 +108,8 @@ class FeatureStore:
 
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
         lengths, bad = [], {}
-        with ExitStack() as stack:
-            file = stack.enter_context(whole_file(self.folder / "fbank.f16"))
-            names = map(str, clips)
-            if jobs > 1:
-                pool = stack.enter_context(ProcessPoolExecutor(jobs, initializer=begin_worker, initargs=(os.getpid(),)))
-                extracted = pool.map(extract, names, chunksize=32)
-            else:
-                extracted = map(extract, names)
-            for clip, features in zip(clips, extracted, strict=True):
+        with whole_file(self.folder / "fbank.f16") as file:
+            for clip, features in zip(clips, extract_all(clips, jobs), strict=True):
                 if isinstance(features, str):
                     bad[clip.name] = features
                     lengths.append(0)
@@ -164,7 +167,7 @@ class SpeechDataset(Dataset[Item]):
     def __init__(
         self,
         rows: Sequence[SpeechPair],
-        store: FeatureStore,
+        store: FeatureStore | Shards,
         indices: Sequence[int],
         units: Sequence[str],
         english: EnglishSpeech | None = None,
@@ -335,14 +338,11 @@ class SpeechTranslationData(LightningDataModule):
         kept = []
         for row in rows:
             frames = int(store.lengths[indices[row.name]])
-            vertices = max(int(self.upsample * frames), self.min_vertices)
             if frames == 0:
                 reason = store.reasons.get(row.clip.name, "").partition(", but ")[0]
                 unread.add(f"source recording unusable: {reason}", row.name)
-            elif frames > self.max_frames:
-                bad.add(f"longer than {self.max_frames} frames", row.name)
-            elif len(row.units) + 2 > vertices:
-                bad.add("text does not fit the graph", row.name)
+            elif reason := self.misfit(row, frames):
+                bad.add(reason, row.name)
             elif spoken is not None and (row.translation, tuple(row.units)) not in spoken:
                 unread.add("no acoustic targets", row.name)
             else:
@@ -355,6 +355,13 @@ class SpeechTranslationData(LightningDataModule):
         if limit is not None:
             kept = kept[:limit]
         return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
+
+    def misfit(self, row: SpeechPair, frames: int) -> str | None:
+        """Why a row of so many frames is not trained on; None if it is."""
+        if frames > self.max_frames:
+            return f"longer than {self.max_frames} frames"
+        vertices = max(int(self.upsample * frames), self.min_vertices)
+        return "text does not fit the graph" if len(row.units) + 2 > vertices else None
 
     def setup(self, stage: str) -> None:
         if self.train_set is None:

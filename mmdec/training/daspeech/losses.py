@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.nn.dag_decoder import PAD, DagDecoder, Lattice
+from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Output
+from mmdec.nn.fastspeech2 import acoustic_loss as own_acoustic_loss
+from mmdec.training.data_parallel import token_weight
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Te
         match = torch.where(shown < 0, match, torch.where(shown == steps, 0.0, -torch.inf))
     score = lattice.marginal(match, unit_lengths)
     valid = score.isfinite()
-    value = -(torch.where(valid, score, 0.0) / unit_lengths).mean()
+    value = -(torch.where(valid, score, 0.0) / unit_lengths).mean() * row_weight(units)
     return GraphLoss(value, (~valid).sum(), match)
 
 
@@ -70,10 +73,26 @@ def glance(
 def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
     """Cross-entropy of units (B, M) after <s>, given logits (B, M-1, V)."""
     target = units[:, 1:]
-    return F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
+    mean = F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
+    return mean * token_weight((target != PAD).sum())
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:
-    """CTC on source characters: logits (B, S, C), blank 0, text (B, T); per character."""
+    """CTC: logits (B, S, C), blank 0, text (B, T); per character, mean over rows. Rows whose text is too long for their
+    frames count as 0."""
     scores = logits.float().log_softmax(-1).transpose(0, 1)
-    return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True)
+    return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True) * row_weight(text)
+
+
+def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
+    """`mmdec.nn.fastspeech2.acoustic_loss`, as means over the frames and phones of all processes."""
+    loss = own_acoustic_loss(output, batch, model)
+    spoken = (batch.durations > 0).sum()
+    counts = torch.stack([output.mel_lengths.sum(), batch.lengths.sum(), spoken])
+    frames, phones, voiced = token_weight(counts)
+    return AcousticLoss(loss.mel * frames, loss.duration * phones, loss.pitch * voiced, loss.energy * voiced)
+
+
+def row_weight(rows: Tensor) -> Tensor:
+    """`token_weight` of a mean over the rows of a tensor (B, ...)."""
+    return token_weight(torch.tensor(len(rows), device=rows.device))

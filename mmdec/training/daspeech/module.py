@@ -19,7 +19,6 @@ from mmdec.checks.weights import read_weights
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, Lattice
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, SpeechToUnits
-from mmdec.nn.fastspeech2 import acoustic_loss
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.metrics.text import phone_distance
@@ -223,11 +222,12 @@ class DASpeechModule(LightningModule):
         inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
         lengths = batch.unit_lengths - 1
         output = net.tts(inputs, lengths, targets.durations, targets.pitch, targets.energy)
-        return acoustic_loss(output, targets, net.tts).total
+        return losses.acoustic_loss(output, targets, net.tts).total
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch)
-        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        values = {f"train/{name}": value.detach() for name, value in parts.items()}
+        self.log_dict(values, batch_size=len(batch.rows), sync_dist=True)
         return parts["loss"]
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

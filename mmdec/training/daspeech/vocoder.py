@@ -25,7 +25,13 @@ from mmdec.checks.weights import check_counts, checked_file, fill, read_settings
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
+<<<<<<< HEAD
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, filled
+=======
+from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits
+from mmdec.training.daspeech.acoustic_targets import filled
+from mmdec.training.data_parallel import token_weight
+>>>>>>> 49e27256 (Several processes train as one with a larger batch; corpora as shards; DASpeech's own code and fairseq2's encoder beside ours)
 from mmdec.training.optim import Schedule
 from mmdec.types import InputError
 
@@ -107,7 +113,8 @@ def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
     total = generated.new_zeros(())
     for size in SPECTRA:
         a, b = spectra(generated, size), spectra(truth, size)
-        total = total + (a - b).norm() / b.norm().clamp(min=1e-3) + (a.log() - b.log()).abs().mean()
+        apart, whole = (part.flatten(1).norm(dim=1) for part in (a - b, b))  # of each crop
+        total = total + (apart / whole.clamp(min=1e-3)).mean() + (a.log() - b.log()).abs().mean()
     return total / len(SPECTRA)
 
 
@@ -342,12 +349,13 @@ class VocoderModule(LightningModule):
     def training_step(self, batch: Crops, batch_idx: int) -> None:
         steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined] # undeclared by Lightning
         step, self.batches = self.batches, self.batches + 1
-        # A resumed step draws the same noise as an uninterrupted one; each rank draws its own.
-        torch.manual_seed((self.seed * 1_000_003 + step) * 64 + self.global_rank)
+        # A resumed step draws the same noise as an uninterrupted one; each process takes that of its crops.
+        torch.manual_seed((self.seed * 1_000_003 + step) * 64)
         player, judge = self.optimizers()  # type: ignore[misc] # `configure_optimizers` gives two
         schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
         rate = self.learning_rate * schedule(step)
-        noise = torch.randn_like(batch.samples)
+        rank, world = self.global_rank, self.trainer.world_size
+        noise = torch.randn(len(batch.samples) * world, batch.samples.shape[1], device=self.device)[rank::world]
         generated, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
         parts = self._losses(batch, generated, predicted)
         loss = parts["spectral"] + self.mel_weight * parts["mel"] + parts["pitch"]
@@ -361,7 +369,8 @@ class VocoderModule(LightningModule):
             loss = loss + self.adversarial_weight * fooled + self.feature_weight * matched
         self._step(player, loss, rate)
         parts |= {"loss": loss}
-        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(generated))
+        values = {f"train/{name}": value.detach() for name, value in parts.items()}
+        self.log_dict(values, batch_size=len(generated), sync_dist=True)
 
     def _step(self, optimizer: Any, loss: Tensor, rate: float) -> None:
         for group in optimizer.param_groups:
@@ -376,7 +385,7 @@ class VocoderModule(LightningModule):
         return {
             "spectral": spectral_loss(generated, batch.samples),
             "mel": (log_mel(generated) - log_mel(batch.samples)).abs().mean(),
-            "pitch": 100 * error.sum() / batch.voiced.sum().clamp(min=1),
+            "pitch": 100 * error.sum() / batch.voiced.sum().clamp(min=1) * token_weight(batch.voiced.sum()),
         }
 
     def validation_step(self, batch: Crops, batch_idx: int) -> None:

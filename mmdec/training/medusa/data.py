@@ -36,6 +36,7 @@ from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.targets.whisper import WhisperTarget, generate_processors
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
+from mmdec.training.data_parallel import rows_of
 from mmdec.training.options import check_counts, token_list
 from mmdec.training.whisper.window_data import (
     PLAIN,
@@ -368,11 +369,11 @@ class HeadData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[HeadBatch]:
         assert self.trainer is not None
-        epoch, rank = self.trainer.current_epoch, self.trainer.global_rank
+        epoch, world = self.trainer.current_epoch, self.trainer.world_size
         plan = epoch % self.options.repeat_after if self.options.repeat_after else epoch
-        batches = self._batches(
-            "train", np.random.default_rng([*TRAIN, self.options.seed, plan, rank]), self.options.steps_per_epoch
-        )
+        draw = np.random.default_rng([*TRAIN, self.options.seed, plan, 0])
+        together = self._batches("train", draw, self.options.steps_per_epoch, world)
+        batches = rows_of(together, self.trainer.global_rank, world)
         order = (
             np.random.default_rng([*ORDER, self.options.seed, epoch]).permutation(len(batches))
             if self.options.repeat_after
@@ -388,9 +389,9 @@ class HeadData(LightningDataModule):
         kinds = ("timestamps", "cut", "previous", "pause")
         return self._loader("dev", replace(PLAIN, **{name: getattr(self.composition, name) for name in kinds}), mine)
 
-    def _batches(self, split: str, draw: np.random.Generator, count: int) -> list[list[Window]]:
+    def _batches(self, split: str, draw: np.random.Generator, count: int, world: int = 1) -> list[list[Window]]:
         chapters, seconds = self.plans[split]
-        size, pause = self.options.batch_size * SECONDS, self.composition.pause
+        size, pause = world * self.options.batch_size * SECONDS, self.composition.pause
         shortest = min(SHORT, self.options.longest)
         return [
             plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.options.longest), SECONDS, pause)

@@ -27,6 +27,7 @@ from mmdec.drafters.medusa import WIDTH
 from mmdec.hub.medusa import load_heads, save_heads
 from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
+from mmdec.training.data_parallel import token_weight
 from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData, fingerprint, own_text
 from mmdec.training.medusa.simulate import gather_ranks, measure, spread
 from mmdec.training.optim import Schedule, groups, scheduled
@@ -296,6 +297,7 @@ class MedusaModule(LightningModule):
             read = self.heads.through(hidden, states).flatten(0, 1)[where]
         ranks = torch.full_like(positions.targets, WIDTH)
         losses = []
+        weights = token_weight((positions.targets >= 0).sum(0))
         for index, head in enumerate(self.heads.heads):
             asked = (positions.targets[:, index] >= 0).nonzero()[:, 0]
             at = positions.at[asked]
@@ -303,7 +305,7 @@ class MedusaModule(LightningModule):
             teacher = positions.hidden[at + index + 1] if self.options.kl else None
             loss, rank = head_loss(head(read[at]), output, positions.targets[asked, index], teacher, self.options.kl)
             ranks[asked, index] = rank.clamp(max=WIDTH)
-            losses.append(loss)
+            losses.append(loss * weights[index])
         return losses, ranks
 
     def weighted(self, losses: Sequence[Tensor]) -> Tensor:
@@ -315,7 +317,7 @@ class MedusaModule(LightningModule):
         loss = self.weighted(losses)
         asked = (positions.targets >= 0).sum(0).clamp(min=1)
         right = ((ranks == 0).sum(0) / asked).tolist()
-        self.log("train/loss", loss.detach(), batch_size=len(positions.lengths), prog_bar=True)
+        self.log("train/loss", loss.detach(), batch_size=len(positions.lengths), prog_bar=True, sync_dist=True)
         self.log_dict({f"train/head{k}": value for k, value in enumerate(right, 1)}, batch_size=len(positions.lengths))
         return loss
 

@@ -16,7 +16,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
+<<<<<<< HEAD
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
+=======
+from mmdec.training.corpora.text_files import evenly_spaced
+from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs, read_training_pairs
+from mmdec.training.data_parallel import rows_of
+>>>>>>> 49e27256 (Several processes train as one with a larger batch; corpora as shards; DASpeech's own code and fairseq2's encoder beside ours)
 from mmdec.training.reader.imitation import Confusions
 from mmdec.types import InputError
 
@@ -85,7 +91,7 @@ class PairData(LightningDataModule):
     text: folders with {train,dev}.tsv. shares: about the share of each folder.
     pieces: file of the source pieces (a CTC head's). english: file of the target pieces. If a file does not exist,
         `count` source pieces or `written` target pieces are learned from the training text and saved there.
-    batch_pieces: the most pieces in one batch, both languages and padding included.
+    batch_pieces: the most pieces in one process's batch, both languages and padding included.
     longest: leave out sentences with more pieces than this.
     imitation: a file that `reader.imitation` wrote. A share of `imitated` of the training text and all validation text
         then get a CTC head's typical errors; None: text without errors.
@@ -153,13 +159,14 @@ class PairData(LightningDataModule):
         weights = np.concatenate(
             [np.full(len(rows), share / len(rows)) for (rows, _), share in zip(self.folders, self.shares, strict=True)]
         )
-        wanted = self.steps_per_epoch * self.batch_pieces // 12
+        rank, most = self.trainer.global_rank, self.batch_pieces * self.trainer.world_size
+        wanted = self.steps_per_epoch * most // 12
         rows = draw.choice(len(pieces), min(wanted, len(pieces)), replace=False, p=weights / weights.sum())
         chosen = [(int(row), int(draw.integers(len(units[row])))) for row in rows]
-        batches = self.batches_of(chosen, pieces, units)
+        batches = rows_of(self.batches_of(chosen, pieces, units, most), rank, self.trainer.world_size)
         order = draw.permutation(len(batches))[: self.steps_per_epoch]
         chosen_batches = [batches[at] for at in order]
-        seed = [self.seed, self.trainer.current_epoch, 1]
+        seed = [self.seed, self.trainer.current_epoch, 1 + rank]
         return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed, self.imitated), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
@@ -176,12 +183,13 @@ class PairData(LightningDataModule):
         chosen: Sequence[tuple[int, int]],
         pieces: Sequence[Sequence[int]],
         units: Sequence[Sequence[Sequence[int]]],
+        most: int,
     ) -> list[list[tuple[int, int]]]:
-        """Group (row, reference) pairs of about equal length into batches."""
+        """Group (row, reference) pairs of about equal length into batches of at most `most` pieces."""
         sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
         batches: list[list[tuple[int, int]]] = [[]]
         for at in sorted(range(len(chosen)), key=sizes.__getitem__):
-            if batches[-1] and sizes[at] * (len(batches[-1]) + 1) > self.batch_pieces:
+            if batches[-1] and sizes[at] * (len(batches[-1]) + 1) > most:
                 batches.append([])
             batches[-1].append(chosen[at])
         return batches

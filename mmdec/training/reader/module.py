@@ -96,7 +96,7 @@ class ReaderModule(LightningModule):
         self.written: dict[str, dict[int, list[int]]] = {}
 
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
-        seed_step(self.options.seed, self.current_epoch, batch_idx)
+        seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
         """Sizes of the graph decoder: as wide as the autoregressive one, with the small translator's links. None: no
@@ -137,7 +137,8 @@ class ReaderModule(LightningModule):
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
         parts = self.losses(batch)
-        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        values = {f"train/{name}": value.detach() for name, value in parts.items()}
+        self.log_dict(values, batch_size=len(batch.rows), sync_dist=True)
         self.log("step", float(self.global_step))
         return parts["loss"]
 

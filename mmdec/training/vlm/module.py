@@ -22,6 +22,7 @@ from transformers import GenerationConfig
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.files import one_line
 from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.data_parallel import token_weight
 from mmdec.training.metrics.answer_score import claims_held, right_answer
 from mmdec.training.optim import MuonAdamW, Schedule, scheduled
 from mmdec.training.options import keep_options
@@ -177,7 +178,8 @@ class VlmModule(LightningModule):
         asked = batch.labels != IGNORED
         logits = self.model.lm_head(hidden[asked]).float()
         weights = turn_weights(batch.turns, asked, self.options.length_power)
-        parts["answers"] = F.cross_entropy(logits, batch.labels[asked], reduction="none") @ weights
+        answers = F.cross_entropy(logits, batch.labels[asked], reduction="none") @ weights
+        parts["answers"] = answers / weights.sum() * token_weight(weights.sum())
         parts["right"] = (logits.argmax(-1) == batch.labels[asked]).float().mean()
         loss = parts["answers"] + self.options.cell_weight * total
         if guided:
@@ -208,7 +210,8 @@ class VlmModule(LightningModule):
         first = (batch.tokens[0] == self.tokens[IMAGE]).long().argmax()
         at = first + batch.patches[row, query].long()
         shares = torch.stack([look[row, query, at] for look in looks])
-        return -shares.clamp_min(1e-6).log().mean() if len(row) else shares.sum()
+        weight = token_weight(torch.tensor(len(row), device=row.device))
+        return -shares.clamp_min(1e-6).log().mean() * weight if len(row) else shares.sum()
 
     def pointer_loss(self, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of which cell of its patch shows the character that is read, and the accuracy.
@@ -222,12 +225,14 @@ class VlmModule(LightningModule):
         scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
         right = scores.argmax(-1) == shown.long().argmax(-1)
         losses = F.cross_entropy(scores, shown.long().argmax(-1), reduction="none") * clear
-        return losses.sum() / clear.sum().clamp_min(1), right[clear].float().mean()
+        mean = losses.sum() / clear.sum().clamp_min(1)
+        return mean * token_weight(clear.sum()), right[clear].float().mean()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.options.vision_steps)
         for name, value in parts.items():
-            self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens))
+            accuracy = name.endswith("right")  # of this process alone, which may have nothing of this kind
+            self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens), sync_dist=not accuracy)
         return parts["loss"]
 
     def on_validation_epoch_start(self) -> None:
@@ -293,12 +298,11 @@ class VlmModule(LightningModule):
 
 def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
     """The loss weight of each counted column. turns: (B, L) number of each column's question. asked: (B, L) bool, which
-    columns count. Returns (N,) weights of sum 1: each of an answer's n columns weighs n ** -power."""
+    columns count. Returns (N,): each of an answer's n columns weighs n ** -power."""
     rows, columns = asked.nonzero(as_tuple=True)
     names = rows * (int(turns.max()) + 1) + turns[rows, columns]
     _, which, counts = torch.unique(names, return_inverse=True, return_counts=True)
-    weights = counts[which].float() ** -power
-    return weights / weights.sum()
+    return counts[which].float() ** -power
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, SiglipVisionConfig
 
+from mmdec.training.data_parallel import token_weight
 from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
 
 
@@ -290,4 +291,4 @@ def cell_loss(scores: Tensor, labels: Tensor, empty: float) -> Tensor:
     """Mean cross-entropy of scores (..., classes), labels (...). Label 0, an empty cell, weighs `empty`."""
     losses = F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
     weights = torch.where(labels.flatten() == 0, empty, 1.0)
-    return (losses * weights).sum() / weights.sum()
+    return (losses * weights).sum() / weights.sum() * token_weight(weights.sum())

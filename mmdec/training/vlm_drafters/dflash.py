@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmdec.nn.dflash import DFlash, DFlashConfig
 from mmdec.nn.draft_network import DraftConfig, Pair
 from mmdec.training.callbacks import CHAIN
+from mmdec.training.data_parallel import token_weight
 from mmdec.training.options import check_counts
 from mmdec.training.vlm_drafters.module import CELLS, DraftModule, Weights, expected_states, in_pieces, token_loss
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher
@@ -95,13 +96,14 @@ class DFlashModule(DraftModule):
         total, parts, accepted = columns.states.new_zeros(()), dict[str, Tensor](), columns.states.new_zeros(())
         alive = roots >= 0
         rows = torch.arange(len(texts), device=roots.device)[:, None].expand_as(roots)
-        for step in range(min(self.depth, columns.mask.shape[1])):
-            counted = (roots >= 0) & (roots + step < lengths[:, None])
+        counts = [(roots >= 0) & (roots + step < lengths[:, None]) for step in range(self.depth)]
+        weights = token_weight(torch.stack([counted.sum() for counted in counts]))
+        for step, counted in enumerate(counts[: columns.mask.shape[1]]):
             wanted = expected[rows[counted], roots[counted] + step]
             width = max(1, CELLS // cast(DFlash, self.network).vocabulary)
             pieces = in_pieces(self._compared, width, states[:, :, step][counted], wanted)
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
-            total = total + self.options.unroll_decay**step * entropy.sum() / max(len(entropy), 1)
+            total = total + self.options.unroll_decay**step * weights[step] * entropy.sum() / max(len(entropy), 1)
             name = str(step + 1) if step else ""
             parts |= {"right" + name: right.mean()} if len(right) else {}
             parts |= {} if step else {"tokens": entropy.detach().mean()}

@@ -27,6 +27,7 @@ from mmdec.training.vlm_drafters.module import (
     expected_states,
     in_pieces,
     rank_texts,
+    step_weights,
 )
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns
@@ -124,6 +125,7 @@ class Eagle3Module(DraftModule):
         number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each column's index among the P
         total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
         accepted, alive = columns.states.new_zeros(()), columns.mask
+        weights = step_weights(torch.zeros_like(columns.mask).masked_scatter(columns.mask, best >= 0), self.depth)
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
             counted = columns.mask[:, step:]
             rows = number[:, step:][counted]
@@ -132,7 +134,7 @@ class Eagle3Module(DraftModule):
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
             known = best[rows] >= 0
             tokens = entropy.sum() / known.sum().clamp(min=1)
-            total = total + self.options.unroll_decay**step * tokens
+            total = total + self.options.unroll_decay**step * weights[step] * tokens
             name = str(step + 1) if step else ""
             parts |= {"right" + name: right.mean()} | ({} if step else {"tokens": tokens})
             if step < CHAIN:

@@ -35,6 +35,7 @@ from mmdec.generation.speculation import generate
 from mmdec.hub.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.nn.draft_network import DraftConfig, DraftNetwork
+from mmdec.training.data_parallel import token_weight
 from mmdec.training.medusa.simulate import gather_ranks, measure
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
 from mmdec.training.options import check_counts, keep_options
@@ -342,10 +343,11 @@ class DraftModule(LightningModule):
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
+        weights = step_weights(columns.mask, self.depth)
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
             counted = columns.mask[:, step:]
             step_losses = losses(hidden[counted], expected[:, step:][counted], self.teacher.logits, self.loss_weights)
-            total = total + self.options.unroll_decay**step * step_losses["loss"]
+            total = total + self.options.unroll_decay**step * weights[step] * step_losses["loss"]
             parts |= step_losses if step == 0 else {f"right{step + 1}": step_losses["right"]}
         return {**parts, "loss": total}
 
@@ -365,7 +367,8 @@ class DraftModule(LightningModule):
         texts = self.read(batch)
         parts = self.loss(texts, self.options.noise)
         for name, value in parts.items():
-            self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=name == "loss")
+            loss = name == "loss"  # the other parts are this process's, which may lack some
+            self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=loss, sync_dist=loss)
         return parts["loss"]
 
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
@@ -469,6 +472,12 @@ class DraftModule(LightningModule):
             parameters = groups(self.network.parameters(), options.weight_decay)
             optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
         return scheduled(optimizer, lambda step: self.rate(step))
+
+
+def step_weights(counted: Tensor, depth: int) -> Tensor:
+    """`token_weight` (depth,) of each unrolled step. counted: (B, N) bool, the columns that count; step s has those
+    from column s on, and none where only another process's answers are so long."""
+    return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
 
 
 def expected_states(texts: Sequence[Reading], size: int, layers: tuple[int, ...]) -> Tensor:

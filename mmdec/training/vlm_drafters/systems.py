@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from mmdec.nn.flash import FlashNetwork
 from mmdec.nn.specvlm import SpecVLM, expected_kept
+from mmdec.training.data_parallel import token_weight
 from mmdec.training.vlm_drafters.module import DraftModule, Weights
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import Columns, additive
@@ -71,9 +72,10 @@ class SpecVlmModule(DraftModule):
                 question = ~visual & (visual.cumsum(0) > 0)
                 logits = network.gate_logits(text.embeds[: text.prompt], text.features[: text.prompt], question)
                 costs.append(expected_kept(logits, cast(Any, network.config), int(visual.sum())))
+        weight = token_weight(torch.tensor(len(costs), device=columns.states.device))
         if costs:
             parts["kept"] = torch.stack(costs).mean()
-            parts["loss"] = parts["loss"] + self.cost * parts["kept"]
+            parts["loss"] = parts["loss"] + self.cost * weight * parts["kept"]
         return parts
 
 

@@ -24,6 +24,7 @@ from mmdec.checks.files import one_line
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.training.data_parallel import token_weight
 from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
 from mmdec.training.options import keep_options
 from mmdec.training.whisper.tokenizer import END, START
@@ -216,8 +217,9 @@ class WhisperModule(LightningModule):
         logits = self.model.proj_out(hidden)
         smooth = self.options.label_smoothing
         asked = batch.labels != IGNORED
+        own = F.cross_entropy(logits[asked].float(), batch.labels[asked], label_smoothing=smooth)
         parts = {
-            "next": F.cross_entropy(logits[asked].float(), batch.labels[asked], label_smoothing=smooth),
+            "next": own * token_weight(asked.sum()),
             "right": (logits.argmax(-1) == batch.labels)[asked].float().mean(),
         }
         parts["ctc"] = self.letter_loss(states, batch)
@@ -231,6 +233,7 @@ class WhisperModule(LightningModule):
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
         """-log of a guided head's attention to positions near the token's time, mean over heads and tokens."""
         timed = times >= 0
+        weight = token_weight(timed.sum())
         if not bool(timed.any()):
             return states.sum() * 0
         seconds = torch.arange(states.shape[1], device=states.device) * STATE_SECONDS
@@ -245,16 +248,18 @@ class WhisperModule(LightningModule):
             scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # (B, L, S)
             inside = scores.masked_fill(~near, -1e4).logsumexp(-1) - scores.logsumexp(-1)
             total = total - inside[timed].mean()
-        return total / max(len(self.options.guided), 1)
+        return total / max(len(self.options.guided), 1) * weight
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
         """CTC loss per letter, over the windows whose text is known."""
         spelled = batch.letter_lengths > 0
+        weight = token_weight(spelled.sum())
         if not bool(spelled.any()):
             return states.sum() * 0
         scores = self.letters(states[spelled]).float().log_softmax(-1).transpose(0, 1)
         lengths = torch.full((int(spelled.sum()),), states.shape[1], device=states.device)
-        return F.ctc_loss(scores, batch.letters[spelled], lengths, batch.letter_lengths[spelled], zero_infinity=True)
+        texts, sizes = batch.letters[spelled], batch.letter_lengths[spelled]
+        return F.ctc_loss(scores, texts, lengths, sizes, zero_infinity=True) * weight
 
     def ahead_losses(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Head k (from 1) at position t predicts the label of position t + k."""
@@ -267,19 +272,21 @@ class WhisperModule(LightningModule):
         for index in chosen:
             later = labels[:, index + 1 :]
             asked = (later != IGNORED) & (labels[:, : later.shape[1]] != IGNORED)
+            weight, tokens = 0.8 ** (index + 1), token_weight(asked.sum())
+            weights += weight
             if not bool(asked.any()):
                 continue
             states = self.heads.heads[index](hidden[:, : later.shape[1]][asked])
             logits = self.model.proj_out(states).float()
-            weight = 0.8 ** (index + 1)
-            total = total + weight * F.cross_entropy(logits, later[asked])
-            weights += weight
+            total = total + weight * tokens * F.cross_entropy(logits, later[asked])
             right[f"head{index + 1}"] = (logits.argmax(-1) == later[asked]).float().mean()
         return {"ahead": total / max(weights, 1e-9), **({} if self.training else right)}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch)
-        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()}, batch_size=len(batch.rows))
+        for name, value in parts.items():
+            loss = name != "right"
+            self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), sync_dist=loss)
         self.log("step", float(self.global_step))
         return parts["loss"]
 

@@ -26,6 +26,7 @@ from mmdec.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.nn.whisper_encoder import HOP, whisper_mel
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
 from mmdec.training.corpora.librispeech import Utterance, read_splits, read_utterances
+from mmdec.training.data_parallel import rows_of
 from mmdec.training.inspection import seconds_of
 from mmdec.training.options import token_list
 from mmdec.training.whisper.augment import (
@@ -367,30 +368,32 @@ class WindowData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         assert self.trainer is not None
-        epoch, rank, options = self.trainer.current_epoch, self.trainer.global_rank, self.options
+        epoch, world, options = self.trainer.current_epoch, self.trainer.world_size, self.options
         longest = [seconds for begin, seconds in options.lengths if begin <= epoch][-1]
-        # All processes get batches of the same length, because they wait for each other.
         seeds = [options.seed, epoch]
-        shared, own = np.random.default_rng(seeds), np.random.default_rng([*seeds, 1 + rank])
+        sizes, draw = np.random.default_rng(seeds), np.random.default_rng([*seeds, 1])
         batches = []
         for _ in range(options.steps_per_epoch):
             shortest = min(SHORTEST, longest)
-            length = shortest + (longest - shortest) * shared.random() ** options.longer
-            whole = shared.random() < options.whole
-            padded = SECONDS if whole else min(SECONDS, length + shared.uniform(0.3, 2.0))
+            length = shortest + (longest - shortest) * sizes.random() ** options.longer
+            whole = sizes.random() < options.whole
+            padded = SECONDS if whole else min(SECONDS, length + sizes.uniform(0.3, 2.0))
+            # a batch has `world` windows at least, so that each process has one
+            total = world * max(options.batch_seconds, padded)
             batches.append(
                 plan_windows(
                     self.chapters,
                     self.train_seconds,
-                    own,
-                    options.batch_seconds,
+                    draw,
+                    total,
                     length,
                     padded,
                     self.composition.pause,
                 )
             )
         dataset = Windows(self.train_rows, self.tokenizer, self.composition)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=options.workers)
+        mine = rows_of(batches, self.trainer.global_rank, world)
+        return DataLoader(dataset, batch_sampler=mine, collate_fn=dataset.collate, num_workers=options.workers)
 
     def val_dataloader(self) -> DataLoader:
         """Windows of the development split, the same each time: no added noise, padded to 30 s, without timestamps."""

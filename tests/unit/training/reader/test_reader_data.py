@@ -45,7 +45,7 @@ def test_an_epoch_follows_from_its_number_and_shares_its_folders(folder: Path) -
     pairs.setup("fit")
 
     def rows(epoch: int) -> list[int]:
-        pairs.trainer = SimpleNamespace(current_epoch=epoch)  # type: ignore[assignment]
+        pairs.trainer = SimpleNamespace(current_epoch=epoch, global_rank=0, world_size=1)  # type: ignore[assignment]
         batches = list(pairs.train_dataloader())
         for batch in batches:
             assert int((batch.lengths + batch.unit_lengths).max()) * len(batch.rows) <= 120

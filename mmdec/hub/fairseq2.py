@@ -1,0 +1,67 @@
+"""Exchanges a speech encoder's weights with fairseq2's `s2t_conformer`, both ways, by files.
+
+`mmdec convert fairseq2` reads fairseq2's checkpoint and writes weights that a recipe begins from
+(`mmdec.training.daspeech.module.InitialWeights`); `mmdec export fairseq2` writes a network's encoder under fairseq2's
+names. Versions: fairseq2 0.8.1 (docs/train/fairseq2.md).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from mmdec.checks.files import write_whole
+from mmdec.checks.weights import check_finite_weights, read_weights
+from mmdec.nn.conformer import from_fairseq2, to_fairseq2
+from mmdec.types import InputError
+
+PREFIX = "encoder."  # of the encoder in a DASpeech network
+
+
+def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write the encoder of a fairseq2 `s2t_conformer` as safetensors with a DASpeech network's names.
+
+    source: fairseq2's .pt or .safetensors: a state dict, or one under "model". target: the file to write.
+    Returns: `target`. Raises: InputError if the file is no such checkpoint; of a pickle, only tensors are read.
+    """
+    ours = from_fairseq2(_read(Path(source)))
+    return _write({PREFIX + name: value for name, value in ours.items()}, Path(target))
+
+
+def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write a network's encoder as safetensors with fairseq2's names.
+
+    source: safetensors of a DASpeech network (`save_network`, or a translator's model.safetensors). target: the file
+        to write. Returns: `target`. Raises: InputError if the network has no Conformer encoder.
+    """
+    state = read_weights([Path(source)], "source")
+    own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
+    return _write(to_fairseq2(own), Path(target))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return read_weights([path], "source")
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged archive raises various errors
+        raise InputError(
+            f"`source` must be a checkpoint of tensors and plain values, but '{path}' is damaged or asks for more "
+            f"({type(error).__name__}: {error!s:.300})."
+        ) from error
+    state = stored.get("model", stored) if isinstance(stored, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"`source` must hold a state dict, or one as `model`, but '{path}' does not. Save it again.")
+    check_finite_weights(state, path, "source")
+    return state
+
+
+def _write(state: dict[str, Tensor], path: Path) -> Path:
+    if path.suffix != ".safetensors":
+        raise InputError(f"`target` must end in .safetensors, but is '{path}'. Name it so.")
+    write_whole(path, save({name: value.contiguous() for name, value in state.items()}))
+    return path

@@ -1,0 +1,97 @@
+"""fairseq2's own s2t_conformer and data pipeline beside mmdec's encoder and shards; `make fairseq2` runs this file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq2")
+from fairseq2.models.s2t_conformer import S2TConformerConfig, S2TConformerFactory  # type: ignore[import-not-found]
+from fairseq2.nn import BatchLayout  # type: ignore[import-not-found]
+from safetensors.torch import load_file, save_file
+
+from mmdec.audio import fbank, load_audio, trim_silence
+from mmdec.hub.fairseq2 import convert, export
+from mmdec.nn.conformer import EncoderConfig, SpeechEncoder, encoder_config
+from mmdec.training.corpora.shards import Shards
+
+SIZES = {"num_encoder_layers": 3, "num_encoder_attn_heads": 4, "depthwise_conv_kernel_size": 31, "ffn_inner_dim": 128}
+FRAMES = (53, 38, 211)
+
+
+def theirs() -> torch.nn.ModuleDict:
+    """fairseq2's encoder, with its own wide subsampler; every tensor drawn anew."""
+    factory = S2TConformerFactory(S2TConformerConfig(model_dim=64, use_relative_pos=True, **SIZES))
+    parts = {"encoder_frontend": factory.create_encoder_frontend(), "encoder": factory.create_conformer_encoder()}
+    model = torch.nn.ModuleDict(parts).eval()
+    draw = torch.Generator().manual_seed(1)
+    for name, value in model.state_dict().items():
+        if value.is_floating_point():
+            noise = torch.randn(value.shape, generator=draw)
+            value.copy_(0.5 + noise.abs() if "running_var" in name else noise * max(value[0].numel(), 10) ** -0.5)
+    return model
+
+
+@torch.no_grad()
+def encoded(model: torch.nn.ModuleDict, features: torch.Tensor) -> torch.Tensor:
+    """fairseq2's states (S, D) of features (N, 80)."""
+    seqs, _ = model["encoder_frontend"](features[None], BatchLayout.of(features[None]))
+    return model["encoder"](seqs, BatchLayout.of(seqs))[0]
+
+
+@torch.no_grad()
+def check_equal(model: torch.nn.ModuleDict, ours: SpeechEncoder) -> None:
+    """The same states to 1e-5, alone in fairseq2, one padded batch here."""
+    draw = torch.Generator().manual_seed(2)
+    features = [torch.randn(frames, 80, generator=draw) for frames in FRAMES]
+    batch = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
+    states, lengths, _ = ours.eval()(batch, torch.tensor(FRAMES))
+    for row, one in enumerate(features):
+        wanted = encoded(model, one)
+        assert len(wanted) == int(lengths[row])
+        torch.testing.assert_close(states[row, : len(wanted)], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_theirs_becomes_ours(tmp_path: Path, suffix: str) -> None:
+    model, path = theirs(), tmp_path / f"checkpoint.{suffix}"
+    state = {name: value.contiguous() for name, value in model.state_dict().items()}
+    torch.save({"model": state}, path) if suffix == "pt" else save_file(state, path)
+    found = load_file(convert(path, tmp_path / "encoder.safetensors"))
+    own = {name.removeprefix("encoder."): value for name, value in found.items()}
+    ours = SpeechEncoder(encoder_config(own))
+    ours.load_state_dict(own)
+    check_equal(model, ours)
+
+
+def test_ours_becomes_theirs(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    sizes: Any = {"channels": 1024, "d_model": 64, "ffn": 128, "heads": 4, "layers": 3, "kernel": 31}
+    ours = SpeechEncoder(EncoderConfig(**sizes))
+    save_file({f"encoder.{name}": value for name, value in ours.state_dict().items()}, tmp_path / "network.safetensors")
+    model = theirs()
+    model.load_state_dict(load_file(export(tmp_path / "network.safetensors", tmp_path / "theirs.safetensors")))
+    check_equal(model, ours)
+
+
+def test_their_pipeline_writes_our_shards(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "data" / "build"))
+    import fairseq2_shards  # type: ignore[import-not-found]
+
+    from tests.support.tiny_corpus import write_corpus
+
+    corpus = write_corpus(tmp_path / "corpus")
+    where = ["--common-voice", str(corpus.common_voice), "--cvss", str(corpus.cvss), "--out", str(tmp_path / "shards")]
+    fairseq2_shards.main(where)
+    for split in ("train", "dev"):
+        found = Shards(tmp_path / "shards" / split)
+        assert len(found.pairs) > 1
+        for number, pair in enumerate(found.pairs):
+            wanted = fbank(trim_silence(load_audio(corpus.common_voice / "clips" / pair.name)))
+            assert found[number].shape == wanted.shape
+            # both are Kaldi's filterbanks; theirs are kaldi-native-fbank's, stored in half precision
+            torch.testing.assert_close(found[number], wanted, rtol=0, atol=2e-2)
