@@ -27,16 +27,10 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
     ]
 
 
-<<<<<<< HEAD
-def seed_step(seed: int, epoch: int, step: int) -> None:
-    """Seed all generators from a step's number: a resumed step draws the numbers of an uninterrupted one."""
-    torch.manual_seed((seed * 100_003 + epoch) * 1_000_003 + step)
-=======
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
-    """Seed all generators from a step's number, so that a resumed step draws the same numbers as an uninterrupted
-    one. Each process, `rank`, draws its own."""
+    """Seed all generators from a step's number: a resumed step draws the numbers of an uninterrupted one. Each process,
+    `rank`, draws its own."""
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
->>>>>>> 49e27256 (Several processes train as one with a larger batch; corpora as shards; DASpeech's own code and fairseq2's encoder beside ours)
 
 
 def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:

@@ -12,13 +12,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-<<<<<<< HEAD
 from mmdec.hub.whisper import load_encoder
-from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig, collapse
-=======
-from mmdec.hub.whisper_encoder import load_encoder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
->>>>>>> 49e27256 (Several processes train as one with a larger batch; corpora as shards; DASpeech's own code and fairseq2's encoder beside ours)
 from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
 from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.ctc.data import CtcBatch

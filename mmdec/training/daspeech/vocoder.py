@@ -25,13 +25,8 @@ from mmdec.checks.weights import check_counts, checked_file, fill, read_settings
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
-<<<<<<< HEAD
 from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, filled
-=======
-from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits
-from mmdec.training.daspeech.acoustic_targets import filled
 from mmdec.training.data_parallel import token_weight
->>>>>>> 49e27256 (Several processes train as one with a larger batch; corpora as shards; DASpeech's own code and fairseq2's encoder beside ours)
 from mmdec.training.optim import Schedule
 from mmdec.types import InputError
 

@@ -16,13 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
-<<<<<<< HEAD
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
-=======
-from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.training.corpora.text_pairs import TextPair, read_text_pairs, read_training_pairs
 from mmdec.training.data_parallel import rows_of
->>>>>>> 49e27256 (Several processes train as one with a larger batch; corpora as shards; DASpeech's own code and fairseq2's encoder beside ours)
 from mmdec.training.reader.imitation import Confusions
 from mmdec.types import InputError
 
