@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmdec.targets.whisper_vocabulary import FEW, LARGE, vocabulary_scores
+from mmdec.targets.whisper_vocabulary import FEW, LARGE, GreedyWords, alike, vocabulary_scores
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (2, 2), (1, 8), (3, 3), (1, 10), (1, 11), (4, 8)], ids=str)
@@ -31,3 +31,13 @@ def test_what_is_not_a_plain_output_layer_is_called() -> None:
     assert torch.equal(vocabulary_scores(hooked, states), hooked(states))
     assert heard == [1, 1]
     assert torch.equal(vocabulary_scores(biased, states), biased(states))
+
+
+def test_runs_share_what_they_ask_of_scores_only_where_it_is_the_same() -> None:
+    barred = torch.tensor([True, False, False])
+    one, same = (GreedyWords(barred.clone(), slice(2, None)) for _ in range(2))
+    assert alike([one]) is one
+    assert alike([one, same]) is one
+    for other in (None, GreedyWords(~barred, slice(2, None)), GreedyWords(barred, slice(1, None))):
+        assert alike([one, other]) is None
+        assert alike([other, one]) is None
