@@ -34,6 +34,7 @@ def serve(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="Length of a recording.")] = 900.0,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens of an answer.")] = 1024,
     wait: Annotated[float, typer.Option(min=1, help="Seconds until a request must be answered.")] = 300.0,
+    decoders: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Batches decoded at the same time.")] = 1,
     statistics: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep what runs have learned here, for the next start on this machine."),
@@ -57,7 +58,7 @@ def serve(
     from mmdec.serving.app import ready
     from mmdec.serving.server import Limits
 
-    limits = Limits(requests, sessions, megabytes, seconds, tokens, wait)
+    limits = Limits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
     placed = (device, dtype_or_quick(dtype, device))
     server, names = ready(models or [], (host, port), secret, limits, batch_size, threads, placed, statistics)
     print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)

@@ -41,6 +41,7 @@ class Limits:
     tokens: int = 1024  # new tokens of an answer
     wait: float = 300.0  # seconds until a request must be answered
     upload: float = 60.0  # seconds in which a request must have arrived
+    decoders: int = 1  # batches that are decoded at the same time
 
 
 @final
@@ -78,7 +79,7 @@ class Server:
     def __init__(self, models: Mapping[str, Served], limits: Limits, token: str | None = None) -> None:
         """token: what clients must bring as `Authorization: Bearer`; None: everybody is let in."""
         self.models, self.limits, self.metrics = models, limits, Metrics()
-        self.worker = Worker(self.metrics)
+        self.worker = Worker(self.metrics, limits.decoders)
         self.began = int(time.time())
         self.open = self.sessions = 0
         self._token = None if token is None else f"Bearer {token}".encode()

@@ -40,6 +40,10 @@ async def transcriptions(
     temperature: Temperature = 0.0,
     granularities: Annotated[list[Literal["word", "segment"]] | None, Form(alias="timestamp_granularities[]")] = None,
     stream: Annotated[bool, Form(description="Server-sent events, text as it is accepted.")] = False,
+    audio_context: Annotated[
+        Literal["auto"] | None,
+        Form(description="auto: encode the clip's length, not 30 s. Not the stock model's text."),
+    ] = None,
 ) -> Response:
     """Speech to text in its own language."""
     server = server_of(request)
@@ -47,7 +51,8 @@ async def transcriptions(
     timed = {*(granularities or ["segment"])} if response_format in TIMED else set()
     samples = await _samples(server, file, silence=True)
     timestamps = "word" if "word" in timed else "segment" if timed else None
-    job = engine.job(samples, language=language, prompt=prompt, temperature=temperature or None, timestamps=timestamps)
+    how = {"language": language, "prompt": prompt, "temperature": temperature or None, "audio_context": audio_context}
+    job = engine.job(samples, **how, timestamps=timestamps)
     if stream:
         if response_format not in ("json", "text"):
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")

@@ -1,7 +1,7 @@
-"""The requests that wait, and the thread that decodes them: those with equal options become one batch.
+"""The requests that wait, and the threads that decode them: those with equal options become one batch.
 
-One thread decodes, so that a batch has all of the machine. It knows nothing of HTTP. A job's events go to the loop of
-the client that waits for it.
+One thread decodes unless the server was given more, between which a batch is divided. They know nothing of HTTP. A
+job's events go to the loop of the client that waits for it.
 """
 
 from __future__ import annotations
@@ -82,17 +82,21 @@ class Gone:
 
 @final
 class Worker:
-    """The waiting jobs and the thread that decodes them, the oldest first."""
+    """The waiting jobs and the threads that decode them, the oldest first."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, decoders: int = 1) -> None:
+        """decoders: threads; each decodes a batch."""
         self._metrics, self._changed = metrics, threading.Condition()
         self._waiting: deque[Job] = deque()
-        self._decoding: Sequence[Job] = ()
-        self._last = 1  # rows of the last batch
+        self._decoding: list[Job] = []
+        self._last = 1  # jobs that came together
+        self._idle = decoders  # threads without a batch
         self._pace = 0.0  # seconds of a job, averaged
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="mmdec-serve", daemon=True)
-        self._thread.start()
+        names = [f"mmdec-serve-{number}" for number in range(decoders)]
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, job: Job) -> None:
         """Add a job. Its events say what becomes of it."""
@@ -109,14 +113,15 @@ class Worker:
 
     def delay(self) -> float:
         """Seconds until a job that comes now is decoded, as far as one can tell."""
-        return sum(self.waiting()) * self._pace
+        return sum(self.waiting()) * self._pace / len(self._threads)
 
     def close(self) -> None:
         """Decode what waits, then end. Returns when all is done."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         while jobs := self._next():
@@ -137,7 +142,8 @@ class Worker:
                     self._metrics.decoded(job.engine.task, result, job.seconds)
                 job.tell("error" if isinstance(result, Exception) else "result", result)
             with self._changed:
-                self._decoding = ()
+                self._decoding = [job for job in self._decoding if job not in jobs]
+                self._idle += 1
 
     def _next(self) -> Sequence[Job]:
         """The oldest job and those that may be decoded with it; empty once closed and done."""
@@ -152,17 +158,22 @@ class Worker:
                     continue
                 if not self._waiting:
                     return ()
-                return self._batch(self._waiting[0])
+                if batch := self._batch(self._waiting[0]):
+                    return batch
 
     def _batch(self, first: Job) -> Sequence[Job]:
-        """The first job, and those that may be decoded with it."""
+        """The first job, and those that may be decoded with it: a thread's share of them. Empty if another thread took
+        them meanwhile."""
         if self._last > 1 and not self._closed:  # clients that came together come together again
             self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
-        self._decoding = self._alike(first)[: first.rows]
-        for job in self._decoding:
+        alike = self._alike(first)
+        self._last = max(len(alike), 1)
+        batch = alike[: min(first.rows, -(-len(alike) // self._idle))]
+        for job in batch:
             self._waiting.remove(job)
-        self._last = len(self._decoding)
-        return self._decoding
+        self._decoding += batch
+        self._idle -= bool(batch)
+        return batch
 
     def _alike(self, first: Job) -> list[Job]:
         return [job for job in self._waiting if job.engine is first.engine and job.key == first.key]

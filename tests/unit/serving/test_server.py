@@ -217,6 +217,40 @@ def test_the_worker_groups_what_is_alike() -> None:
     ]
 
 
+def test_two_threads_divide_a_batch() -> None:
+    together, batches = threading.Barrier(2, timeout=60), list[list[int]]()
+
+    class Engine:
+        task = "counting"
+
+        def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+            together.wait()  # both are at work
+            batches.append([job.given for job in jobs])
+            return [None for _ in jobs]
+
+    async def run() -> None:
+        worker, engine = Worker(Metrics(), decoders=2), Engine()
+        with worker._changed:
+            jobs = [Job(engine, "a", number, 8) for number in range(6)]
+            for job in jobs:
+                worker.submit(job)
+        for job in jobs:
+            await job.events.get()
+        worker.close()
+        assert worker.waiting() == (0, 0)
+
+    finished(run())
+    assert sorted(given for batch in batches for given in batch) == list(range(6))
+
+
+def test_a_clip_is_encoded_at_its_length_where_the_caller_asks(engines: dict[str, Any], folder: Path) -> None:
+    sound = wav(0.9, 3)
+    asked = mmdec.transcribe(sound, model=folder / "whisper", audio_context="auto").text
+    with served(engines) as (client, _):
+        assert post(client, sound, audio_context="auto").json()["text"] == asked
+        assert post(client, sound, audio_context="long").status_code == 400
+
+
 def test_counters(engines: dict[str, Any]) -> None:
     with served(engines) as (client, _):
         post(client, wav(0.5))
