@@ -175,7 +175,8 @@ def transcribe(
     compare: Compare = False,
     spread: Spread = Spread(),
 ) -> None:
-    """Transcribe speech with a Whisper. A drafter makes it faster; the text stays the model's own.
+    """Transcribe speech with a Whisper, or with a language model that hears. A drafter makes it faster; the text stays
+    the model's own.
 
     Standard input is transcribed while it arrives: arecord -f S16_LE -r 16000 -t raw | mmdec transcribe -
 

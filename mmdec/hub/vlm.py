@@ -11,10 +11,13 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, final
 
+import numpy as np
 import torch
+import transformers
 from safetensors.torch import save
 from torch import Tensor
 from transformers import (
@@ -32,13 +35,17 @@ from mmdec.checks.files import write_whole
 from mmdec.checks.weights import (
     checked_file,
     damaged,
+    read_settings,
     read_weights,
 )
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.language_model import read_network
+from mmdec.images import to_pil
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
+PACKAGES = ("torchvision", "num2words")  # that some processors need
+NEED_VIDEO = ("SmolVLMProcessor", "VideoLlavaProcessor")  # processors that read pictures with their part for video
 SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
@@ -60,34 +67,7 @@ class LoadedVlm:
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model or has no chat template."""
-        config: Any = self.model.config
-        token = getattr(config, "image_token_id", None)
-        if token is None or not hasattr(self.processor, "image_token"):
-            raise InputError(
-                f"`model` must read images, but {type(self.model).__name__} with {type(self.processor).__name__} names "
-                "no image token. Use a LLaVA or a Qwen-VL."
-            )
-        written = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        if token not in (written, *(getattr(self.processor, "image_token_ids", None) or ())):
-            raise InputError(
-                f"`processor` must write an image as token {token} for this model, but {self.image_token!r} is "
-                f"{written}. Load it from where the model is."
-            )
-        tokens = cast(torch.nn.Embedding, self.model.get_input_embeddings()).num_embeddings
-        if len(self.tokenizer) > tokens:
-            raise InputError(
-                f"`processor` must have at most {tokens} tokens for this model, but has {len(self.tokenizer)}. Load it "
-                "from where the model is."
-            )
-        if not getattr(self.processor, "chat_template", None):
-            if not getattr(self.tokenizer, "chat_template", None):
-                raise InputError(
-                    "`processor` must have a chat template, which writes a question as this model reads it, but has "
-                    "none. Use a model that was tuned to answer, or set `processor.chat_template`."
-                )
-            self.processor.chat_template = self.tokenizer.chat_template
-        if self.model.training:
-            raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")
+        check_processor(self.model, self.processor, "image", "Use a LLaVA or a Qwen-VL.")
 
     @property
     def tokenizer(self) -> Any:
@@ -98,6 +78,54 @@ class LoadedVlm:
     def image_token(self) -> str:
         """The placeholder of an image in a text."""
         return cast(Any, self.processor).image_token
+
+
+def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: str, template: bool = True) -> None:
+    """Raise InputError if the processor belongs to another model or has no chat template.
+
+    kind: what the model reads: "image" or "audio". remedy: which models to use. template: whether it needs a template.
+    """
+    token: int | None = getattr(model.config, f"{kind}_token_id", None)
+    mark: str | None = getattr(processor, f"{kind}_token", None)
+    if token is None or mark is None:
+        raise InputError(
+            f"`model` must read {kind}s, but {type(model).__name__} with {type(processor).__name__} names no {kind} "
+            f"token. {remedy}"
+        )
+    tokenizer = processor.tokenizer
+    written = tokenizer.convert_tokens_to_ids(mark)
+    if token not in (written, *(getattr(processor, f"{kind}_token_ids", None) or ())) and not (
+        kind == "image" and _writes(processor, token)
+    ):
+        raise InputError(
+            f"`processor` must write an {kind} as token {token} for this model, but {mark!r} is {written}. Load it "
+            "from where the model is."
+        )
+    tokens = cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
+    if len(tokenizer) > tokens:
+        raise InputError(
+            f"`processor` must have at most {tokens} tokens for this model, but has {len(tokenizer)}. Load it from "
+            "where the model is."
+        )
+    if template and not getattr(processor, "chat_template", None):
+        if not getattr(tokenizer, "chat_template", None):
+            raise InputError(
+                "`processor` must have a chat template, which writes a question as this model reads it, but has none. "
+                "Use a model that was tuned to answer, or set `processor.chat_template`."
+            )
+        processor.chat_template = tokenizer.chat_template
+    if model.training:
+        raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")
+
+
+def _writes(processor: Any, token: int) -> bool:
+    """Whether the processor writes this token for an image (some write another one than stands in the text)."""
+    picture = to_pil(np.full((64, 64, 3), 128, np.uint8))
+    try:
+        made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
+        return bool((made["input_ids"] == token).any())
+    except Exception:  # processors raise various errors
+        return False
 
 
 _models = LoadedModels[LoadedVlm]()
@@ -138,18 +166,41 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
-    """Load the processor in `directory`. Without torchvision, its part for video is left out.
+    """Load the processor in `directory`. Without torchvision, its part for video is left out where it can be.
 
-    Raises: InputError if it is damaged.
+    Raises: InputError if it is damaged, or needs a package that is not installed.
     """
     with damaged(f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged"):
         try:
             return AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        except (ImportError, OSError):
-            kind = cast(type[ProcessorMixin], PROCESSOR_MAPPING[_types(directory)[0]])
-            if "video_processor" not in kind.get_attributes():
+        except (ImportError, OSError, ValueError) as error:
+            kind = None if isinstance(error, ValueError) else _processor_type(directory)
+            if kind is not None and _has_video(kind):
+                return for_pictures(kind).from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            package = next((name for name in PACKAGES if name in str(error).lower() and find_spec(name) is None), None)
+            if package is None:
                 raise
-            return for_pictures(kind).from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            raise InputError(
+                f"`model` must have a processor that can be read here, but that of '{directory}' needs {package}. Run "
+                f"`pip install {package}`."
+            ) from error
+
+
+def _has_video(kind: type[ProcessorMixin]) -> bool:
+    """Whether the processor has a part for video, and reads pictures without it."""
+    try:
+        return "video_processor" in kind.get_attributes() and kind.__name__ not in NEED_VIDEO
+    except ImportError:  # the class itself needs a package
+        return False
+
+
+def _processor_type(directory: Path) -> type[ProcessorMixin]:
+    """The class that a folder's settings name, else the one that transformers knows for the model."""
+    settings = directory / "processor_config.json"
+    named = read_settings(settings).get("processor_class") if settings.is_file() else None
+    if isinstance(named, str) and named.endswith("Processor") and isinstance(getattr(transformers, named, None), type):
+        return cast(type[ProcessorMixin], getattr(transformers, named))
+    return cast(type[ProcessorMixin], PROCESSOR_MAPPING[_types(directory)[0]])
 
 
 def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
@@ -157,7 +208,8 @@ def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
     class ForPictures(kind):
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:
-            super().__init__(image_processor, tokenizer, None, chat_template=chat_template, **options)
+            parts = {"image_processor": image_processor, "tokenizer": tokenizer, "video_processor": None}
+            super().__init__(**parts, chat_template=chat_template, **options)
 
         @staticmethod
         def validate_init_kwargs(processor_config: Any, valid_kwargs: Any) -> Any:

@@ -19,11 +19,14 @@ from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.decode.loop import Round
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.pipelines.confidence import Output, too_unsure
+from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
+from mmdec.targets.ropes import longest
 from mmdec.types import InputError
 
 MAX_BATCH = 4096  # inputs decoded together at most
+MAX_NEW_TOKENS = 512  # of a text, if neither the caller nor the model's generation config sets it
 Given = TypeVar("Given")  # one input, as the caller gave it
 Read = TypeVar("Read")
 Loaded = TypeVar("Loaded")
@@ -186,6 +189,41 @@ def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | 
     return speculation
 
 
+def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], otherwise: str) -> None:
+    """Raise InputError for options of `generate` that the task sets itself.
+
+    reserved: option -> the task's argument that sets it, or "" if there is none. otherwise: the call to use then.
+    """
+    for name in options:
+        if name in reserved:
+            remedy = f"Use `{reserved[name]}`." if reserved[name] else f"Call `{otherwise}` for it."
+            raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
+
+
+def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """The options of `generate` that are given, with a length if neither they nor the model's configuration set it."""
+    given = {name: value for name, value in options.items() if value is not None}
+    config: Any = model.generation_config
+    if not {"max_new_tokens", "max_length"} & given.keys() and config.max_new_tokens is None:
+        given["max_new_tokens"] = MAX_NEW_TOKENS
+    return given
+
+
+def too_long(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
+    """The errors, by row, for prompts that exceed the model's positions. rule, remedy: the message's beginning, up to
+    the number of positions, and its last sentence."""
+    most = longest(model.config.get_text_config(decoder=True))
+    if most is None or inputs["input_ids"].shape[1] <= most:  # fast check: no token takes more than one position
+        return {}
+    target = target_of(model)
+    assert isinstance(target, DecoderTarget)
+    return {
+        row: InputError(f"{rule.format(most=most)}, but takes {count}. {remedy}")
+        for row, count in enumerate(target.prompt_positions(inputs))
+        if count > most
+    }
+
+
 def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
     """A listener for the rounds of one batch that calls `on_round` with rows counted in the whole call.
 
@@ -222,6 +260,15 @@ class Usage:
             self.prompts += 1
         if drafts:  # without a drafter this is only the clock's overhead
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
+
+    def clock(self, round_: Round, index: int, drafts: bool) -> None:
+        """As `count`, with the round's probabilities and its passes' seconds, as a language model's loop has them."""
+        self.count(round_, index, drafts)
+        if round_.logprobs is not None:
+            self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
+        stage, seconds = ("decoder", round_.target) if round_.index else ("prompt", round_.target - round_.vision)
+        self.seconds[stage] += seconds / len(round_.rows)
+        self.seconds["core"] += round_.core / len(round_.rows)
 
     def add(self, other: Usage) -> None:
         """Add what another part of the same input cost."""

@@ -44,7 +44,8 @@ def load(
         or has no safetensors; if `vocoder` is given for a model that does not speak; for a drafter's folder (use
         `load_drafter`).
     """
-    system = kind(find(model, system=None, files=["config.json"]))
+    directory = find(model, system=None, files=["config.json"])
+    system = kind(directory)
     if system in loader_names():
         raise InputError(
             f"`model` must be a model by itself, but '{os.fspath(model)}' is a drafter, {system}. Call "
@@ -58,10 +59,11 @@ def load(
         raise InputError(
             f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
         )
+    from mmdec.hub.audio_lm import family
     from mmdec.pipelines.transcription.transcribe import KIND, load_transcriber
 
-    if system == KIND:
-        return load_transcriber(model, device, check_dtype(dtype, True))
+    if system == KIND or family(directory):
+        return load_transcriber(model, device, dtype)
     from mmdec.hub.vlm import load_vlm
 
     return load_vlm(model, device, check_dtype(dtype))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 import mmdec
+from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.description.chat import Dialogue, answer
 from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
@@ -72,8 +73,8 @@ class Transcription:
     def job(self, samples: Any, **options: Any) -> Job:
         """A job for 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        extractor = self.loaded.extractor
-        long = len(samples) // extractor.hop_length > extractor.nb_max_frames
+        extractor, windows = self.loaded.extractor, isinstance(self.loaded, LoadedWhisper)
+        long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
         kind = "silent" if silent(samples) else "long" if long else "short"
         rows = self._how.rows if kind == "short" else 1
         return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
@@ -88,8 +89,9 @@ class Transcription:
             if all(job.gone for job in jobs):
                 raise Stopped
             for row, new in zip(round_.rows, round_.tokens, strict=True):
-                # a window of a long recording may be read again from its last timestamp on
-                if jobs[row].streams and kind == "short":
+                # a window of a long recording may be read again from its last timestamp on; Qwen3-ASR's text begins
+                # with its language
+                if jobs[row].streams and kind == "short" and not hasattr(self.loaded.processor, "parse_output"):
                     tokens[row] += new
                     text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)
                     if piece := deltas[row].grown(text):

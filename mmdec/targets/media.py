@@ -37,7 +37,7 @@ from mmdec.types import CACHE, InputError
 SEEING = """
     AyaVision Cohere2Vision DeepseekVL Gemma3 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus LightOnOcr
     Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL Qwen3VLMoe SmolVLM
-    VideoLlava VipLlava
+    Qwen2_5OmniThinker VideoLlava VipLlava
 """
 HEARING = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
 FAMILIES = f"{SEEING} {HEARING}"
@@ -47,6 +47,9 @@ TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 PIXELS = {"pixel_values": "image", "pixel_values_images": "image", "pixel_values_videos": "video"}
 KINDS = ("image", "video")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # on which positions of three axes depend
+# and Qwen2.5-Omni's: the argument of its position function -> the model's input
+ALSO = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
+SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # the frames of each sound
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
 ENCODED = "mm_encoder_outputs"  # what the vision tower gave, by kind
 HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
@@ -248,22 +251,23 @@ def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
 
 def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
     """The model's own positions (3, B, P) for ids (B, P)."""
-    types = vision.inputs.get("mm_token_type_ids")
+    types, known = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
     copies = len(ids) // vision.rows
-    if types is None or types.shape[0] != vision.rows or types.shape[1] < ids.shape[1]:
+    options = {name: vision.inputs[name] for name in GRIDS if name in vision.inputs}
+    if "mm_token_type_ids" not in known:
+        options |= {name: vision.inputs[given] for name, given in ALSO.items() if given in vision.inputs}
+        heard = next((vision.inputs[name] for name in SOUNDS if name in vision.inputs), None)
+        options["audio_seqlens"] = heard.sum(-1) if heard is not None and heard.ndim == 2 else heard
+    elif types is None or types.shape[0] != vision.rows or types.shape[1] < ids.shape[1]:
         shape = None if types is None else tuple(types.shape)
         raise InputError(
             f"`mm_token_type_ids` must be {(vision.rows, ids.shape[1])} beside images or videos, but is {shape}: it "
             "says which tokens are visual. Pass all that the model's processor gives."
         )
-    options = {name: vision.inputs[name] for name in GRIDS if name in vision.inputs}
+    else:
+        options["mm_token_type_ids"] = types[:, -ids.shape[1] :]
     try:
-        positions, _ = model.get_rope_index(
-            ids[::copies],
-            mm_token_type_ids=types[:, -ids.shape[1] :],
-            attention_mask=mask[::copies].long(),
-            **options,
-        )
+        positions, _ = model.get_rope_index(ids[::copies], attention_mask=mask[::copies].long(), **options)
     except (IndexError, RuntimeError, StopIteration, TypeError, ValueError) as error:
         grids = {name: tuple(value.shape) for name, value in options.items() if isinstance(value, Tensor)}
         raise InputError(
@@ -309,6 +313,7 @@ class MediaTarget(DecoderTarget):
         towers = (getattr(self._base, f"get_{kind}_features", None) for kind in KINDS)
         seen = {name for tower in towers if tower is not None for name in inspect.signature(tower).parameters}
         self._vision = {*seen, *PIXELS, *GRIDS, ENCODED, *["mm_token_type_ids"] * self._axes}
+        self._told = {*self._vision, *ALSO.values(), *SOUNDS}  # what positions depend on
         self._arguments = {*inspect.signature(model.forward).parameters} - {"inputs_embeds", "labels"}
         own, stock = (cast(Any, kind).prepare_inputs_for_generation for kind in (type(model), GenerationMixin))
         self._prepares = own is not stock  # it changes what the stock one makes
@@ -329,7 +334,7 @@ class MediaTarget(DecoderTarget):
         return named, held
 
     def _seen(self, inputs: Mapping[str, Any]) -> VisionInputs:
-        ids, given = inputs.get("input_ids"), {name: inputs[name] for name in self._vision if name in inputs}
+        ids, given = inputs.get("input_ids"), {name: inputs[name] for name in self._told if name in inputs}
         given = {name: value for name, value in given.items() if value is not None}
         return inputs.get(HELD) or VisionInputs.of(given, len(ids) if isinstance(ids, Tensor) else 1)
 

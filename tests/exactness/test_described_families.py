@@ -3,6 +3,7 @@ token."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,17 @@ import torch
 import mmdec
 from mmdec.hub.vlm import load_vlm
 from mmdec.images import to_pil
-from tests.support.seeing_folders import FAMILIES, write
+from mmdec.types import InputError
+from tests.support.seeing_folders import FAMILIES, NEEDS, write
+from tests.support.tiny_vlm_folder import settings
 
+pytestmark = [  # of transformers' own processors, and of a random Llama 4
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Casting complex values:UserWarning"),
+]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "drafter": "lookup", "num_speculative_tokens": 4}
-SIZES = [(40, 60), (28, 28), (70, 30)]
+SEEDS = {"Idefics2": 2}  # whose answers differ
+SIZES = [(40, 60), (56, 28), (70, 30)]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +35,10 @@ def pictures() -> list[np.ndarray]:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def vlm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    for package in NEEDS.get(request.param, ()):
+        pytest.importorskip(package)
     folder: Path = tmp_path_factory.mktemp("seeing") / request.param
-    return load_vlm(write(request.param, folder))
+    return load_vlm(write(request.param, folder, SEEDS.get(request.param, 0)))
 
 
 def inputs_of(vlm: Any, groups: list[list[np.ndarray]], texts: list[str]) -> Any:
@@ -36,7 +46,7 @@ def inputs_of(vlm: Any, groups: list[list[np.ndarray]], texts: list[str]) -> Any
     images = [[to_pil(pixels) for pixels in group] for group in groups]
     return vlm.processor(
         images=images if any(images) else None, text=texts, padding=True, padding_side="left", return_tensors="pt"
-    )
+    ).to("cpu", vlm.model.dtype)
 
 
 def asked(vlm: Any, group: list[np.ndarray], prompt: str) -> str:
@@ -68,11 +78,28 @@ def test_answers_are_those_of_generate(vlm: Any, pictures: list[np.ndarray]) -> 
     assert alone.timings["vision"] > 0
 
 
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_processor_that_needs_a_package_is_refused(tmp_path: Path) -> None:
+    folder = write("LlavaOnevision", tmp_path / "seeing")
+    settings(folder, "processor_config.json", processor_class="PixtralProcessor")
+    with pytest.raises(InputError, match="pip install torchvision"):
+        mmdec.describe(np.zeros((28, 28, 3), np.uint8), model=folder)
+
+
+def test_a_processor_that_writes_the_prompt_itself_is_refused(tmp_path: Path, pictures: list[np.ndarray]) -> None:
+    with pytest.raises(InputError, match="multi_page"):
+        mmdec.describe(pictures[0], model=write("GotOcr2", tmp_path / "seeing"), drafter="lookup")
+
+
 def test_a_chat_answers_as_the_whole_dialogue(vlm: Any, pictures: list[np.ndarray]) -> None:
     """Three turns, with a picture, with another and with none, beside the dialogue from scratch."""
     chat, shown = mmdec.Chat(model=vlm.directory, **OPTIONS), list[np.ndarray]()
     for prompt, group in (("What is this?", pictures[:1]), ("And this?", pictures[1:2]), ("Why?", [])):
         before = len(chat.tokens)
+        if not group and type(vlm.processor).__name__ == "PaliGemmaProcessor":
+            with pytest.raises(InputError, match="a question without one"):
+                chat.ask(prompt)
+            return
         answer = chat.ask(prompt, tuple(group))
         shown += group
         kept = answer.tokens[:-1] if answer.tokens[-1] == vlm.tokenizer.eos_token_id else answer.tokens

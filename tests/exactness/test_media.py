@@ -15,12 +15,15 @@ import mmdec
 from mmdec.targets.media import FAMILIES, HEARING, SEEING, MediaTarget
 from mmdec.targets.registry import target_of
 from mmdec.types import CACHE, InputError, transformers_release
+from tests.support.hearing_folders import FAMILIES as LISTENING
 from tests.support.media_models import FOR, media_inputs, media_model
 from tests.support.pairwise import cover
+from tests.support.seeing_folders import FAMILIES as DESCRIBED
+from tests.support.seeing_folders import NEEDS as SEEING_NEEDS
 from tests.support.vision_drafters import DRAFTERS
 from tests.support.wild import Wild
 
-AXES = ("Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes
+AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes
 ELSEWHERE = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # tests/exactness/test_vision.py
 # transformers' own `generate` fails: its `forward` reads a field that the language model's output does not have
 BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()
@@ -35,7 +38,7 @@ GRID = {
     "sampled": [False, True],
 }
 ENDS = [2, 5]
-HELD = [0, 60, 61, 62]  # padding and placeholders are no answers
+HELD = [0, *range(56, 63)]  # padding, placeholders and their marks are no answers
 
 
 def drafter(name: str, wanted: Tensor, model: Any) -> Any:
@@ -103,12 +106,9 @@ def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
     first = mmdec.generate(model, {**inputs, CACHE: cache}, "lookup", **options).sequences
     assert torch.equal(first, model.generate(**inputs, **options))
     ids = torch.cat([first, torch.tensor([[7, 9, 8, 7, 9]])], 1)
-    whole = {
-        **inputs,
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == 60).long(),
-    }
+    whole = {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "mm_token_type_ids" in inputs:
+        whole["mm_token_type_ids"] = (ids == 60).long()
     again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: cache}
     found = mmdec.generate(model, again, "lookup", num_speculative_tokens=4, **options).sequences
     assert torch.equal(found, model.generate(**whole, **options))
@@ -120,6 +120,13 @@ def test_each_family_has_its_target() -> None:
     assert all("audio" in media_model(family + FOR).input_modalities for family in HEARING.split())
 
 
+NEEDS = {**SEEING_NEEDS, "Voxtral": ("mistral-common",)}  # packages of processors
+NOT_DESCRIBED = {
+    "GotOcr2": "its processor writes the prompt itself",
+    "Qwen2_5OmniThinker": "its folder holds the model that speaks, too; `mmdec.generate` takes the thinker",
+}
+SEEN = (*DESCRIBED, *ELSEWHERE)
+HEARD = (*LISTENING, "Voxtral")
 REFUSED = {  # and why
     "Blip2": "its `generate` takes the language model's part",
     "Mllama": "it reads pictures by cross attention, whose columns no draft may touch",
@@ -130,9 +137,18 @@ REFUSED = {  # and why
 def rows() -> list[str]:
     """The table of the page, a line a family."""
     exact = "exact: one row and four, second turns"
-    seen = [f"| `{name}{FOR}` | {exact}, 0 to 3 pictures |" for name in SEEING.split()]
-    heard = [f"| `{name}{FOR}` | {exact}, 0 to 3 sounds |" for name in HEARING.split()]
-    return [*seen, *heard, *(f"| `{name}{FOR}` | refused: {why} |" for name, why in REFUSED.items())]
+    seen = [f"| `{name}{FOR}` | {exact}, 0 to 3 pictures | {_door(name, SEEN)} |" for name in SEEING.split()]
+    heard = [f"| `{name}{FOR}` | {exact}, 0 to 3 sounds | {_door(name, HEARD)} |" for name in HEARING.split()]
+    return [*seen, *heard, *(f"| `{name}{FOR}` | refused: {why} | |" for name, why in REFUSED.items())]
+
+
+def _door(name: str, tried: tuple[str, ...]) -> str:
+    """Whether `describe` or `transcribe` takes the family with its own processor."""
+    if name in NOT_DESCRIBED:
+        return f"refused: {NOT_DESCRIBED[name]}"
+    needed = f"; needs {' and '.join(NEEDS[name])}" if name in NEEDS else ""
+    assert name in tried
+    return f"exact{needed}"
 
 
 def test_the_page_lists_the_families() -> None:

@@ -122,6 +122,14 @@ OWN: dict[str, dict[str, Any]] = {
         "vision_config.projector_output_dim": 32,
         "vision_config.vision_output_dim": 32,
     },
+    f"Qwen2_5OmniThinker{FOR}": {
+        "vision_start_token_id": 58,
+        "audio_start_token_id": 59,
+        "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+        "vision_config.out_hidden_size": 32,
+        "audio_config.output_dim": 32,
+        "audio_config.n_window": 8,
+    },
     f"Qwen3VLMoe{FOR}": {"vision_config.out_hidden_size": 32, "vision_config.deepstack_visual_indexes": [0, 1]},
     f"Glm4v{FOR}": GLM,
     f"GlmOcr{FOR}": GLM,
@@ -147,7 +155,14 @@ OWN: dict[str, dict[str, Any]] = {
     },
 }
 FRAMES = 96  # of a sound
-GRIDS = ("Qwen3VLMoe", "Glm4v", "GlmOcr", "Ernie4_5_VL", "PaddleOCRVL")  # whose images are patches of any grid
+GRIDS = (
+    "Qwen2_5Omni",
+    "Qwen3VLMoe",
+    "Glm4v",
+    "GlmOcr",
+    "Ernie4_5_VL",
+    "PaddleOCRVL",
+)  # whose images are patches of any grid
 
 
 def image_inputs(model: Any, count: int, generator: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
@@ -213,8 +228,45 @@ def sound_inputs(model: Any, lengths: list[int], generator: torch.Generator) -> 
     return inputs, counts
 
 
+def omni_inputs(model: Any, rows: list[int], seed: int) -> dict[str, Tensor]:
+    """As `media_inputs`, of images and sounds by turns, each between marks."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(rows)
+    images, sounds = (total + 1) // 2, total // 2
+    inputs: dict[str, Tensor] = {}
+    counts: list[list[int]] = [[], []]
+    if images:
+        inputs, counts[0] = image_inputs(model, images, generator)
+    if sounds:
+        lengths = torch.tensor([60 + 8 * (one % 4) for one in range(sounds)])
+        mask = (torch.arange(FRAMES)[None] < lengths[:, None]).long()
+        inputs["input_features"] = torch.randn(sounds, 16, FRAMES, generator=generator) * mask[:, None]
+        inputs["feature_attention_mask"] = mask
+        counts[1] = (((lengths - 1) // 2 + 1 - 2) // 2 + 1).tolist()
+    texts, given = list[list[int]](), 0
+    for held in rows:
+        text = [1]
+        for _ in range(held):
+            kind = given % 2
+            text += [5, (58, 59)[kind], *[(IMAGE, AUDIO)[kind]] * counts[kind].pop(0), (57, 56)[kind]]
+            given += 1
+        part = torch.randint(3, 50, (3,), generator=generator).tolist()
+        texts.append(text + part + part)
+    return {**padded(texts), **inputs}
+
+
+def padded(texts: list[list[int]]) -> dict[str, Tensor]:
+    """Ids and mask (B, P) of texts, padded on the left."""
+    width = max(map(len, texts))
+    ids = torch.tensor([[0] * (width - len(text)) + text for text in texts])
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor]:
     """A batch of prompts, padded on the left. rows: how many images or sounds each has."""
+    if type(model).__name__.startswith("Qwen2_5Omni"):
+        return omni_inputs(model, rows, seed)
     generator = torch.Generator().manual_seed(seed)
     hears = "audio" in model.input_modalities
     token, total = (AUDIO if hears else IMAGE), sum(rows)
@@ -233,12 +285,11 @@ def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor
             text += [*torch.randint(3, 50, (2,), generator=generator).tolist(), *[token] * counts.pop(0)]
         part = torch.randint(3, 50, (3,), generator=generator).tolist()
         texts.append(text + part + part)
-    width = max(map(len, texts))
-    ids = torch.tensor([[0] * (width - len(text)) + text for text in texts])
-    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+    text = padded(texts)
+    ids = text["input_ids"]
     types = (
         {"token_type_ids": (ids == token).long()} if type(model).__name__.startswith(("Gemma3", "PaliGemma")) else {}
     )
     if type(model).__name__.startswith(GRIDS):
         types = {"mm_token_type_ids": (ids == token).long()}
-    return {"input_ids": ids, "attention_mask": mask, **types, **inputs}
+    return {**text, **types, **inputs}

@@ -15,34 +15,136 @@ from tests.support.media_models import FOR, OWN, shrunk
 from tests.support.tiny_vlm_folder import TEXTS, configure, settings, sharpen
 
 SIDE = {"height": 28, "width": 28}
+QWEN = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+GLM = {
+    "image_token": "<|image|>",
+    "video_token": "<|video|>",
+    "image_start_token": "<|begin_of_image|>",
+    "image_end_token": "<|end_of_image|>",
+    "video_start_token": "<|begin_of_video|>",
+    "video_end_token": "<|end_of_video|>",
+}
+PIXTRAL = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+IDEFICS = {
+    "image_token": "<image>",
+    "fake_image_token": "<fake_token_around_image>",
+    "global_image_token": "<global-img>",
+    "end_of_utterance_token": "<end_of_utterance>",
+}
 MARKS = {  # the tokens of a family's tokenizer, by the names that its processor reads
-    "LlavaOnevision": {"image_token": "<image>", "video_token": "<video>"},
+    "AyaVision": {
+        "image_token": "<image>",
+        "start_of_img_token": "<|START_OF_IMG|>",
+        "end_of_img_token": "<|END_OF_IMG|>",
+        "img_patch_token": "<|IMG_PATCH|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        "tile_token": "TILE",
+        "tile_global_token": "TILE_GLOBAL",
+    },
+    "Cohere2Vision": {
+        "image_token": "<|IMG_PATCH|>",
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    },
+    "DeepseekVL": {"image_token": "<image_placeholder>"},
     "Gemma3": {
         "image_token": "<image_soft_token>",
         "boi_token": "<start_of_image>",
         "eoi_token": "<end_of_image>",
     },
-    "Idefics3": {
+    "Glm4v": GLM,
+    "Glm4vMoe": GLM,
+    "GlmOcr": GLM,
+    "GotOcr2": {"image_token": "<imgpad>", "start_token": "<img>", "end_token": "</img>"},
+    "Idefics2": {
         "image_token": "<image>",
-        "fake_image_token": "<fake_token_around_image>",
-        "global_image_token": "<global-img>",
+        "image_boundary_token": "<fake_token_around_image>",
         "end_of_utterance_token": "<end_of_utterance>",
     },
+    "Idefics3": IDEFICS,
     "InternVL": {
         "start_image_token": "<img>",
         "end_image_token": "</img>",
         "context_image_token": "<IMG_CONTEXT>",
         "video_token": "<video>",
     },
+    "Janus": {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"},
+    "LightOnOcr": {
+        "image_token": "<|image_pad|>",
+        "image_break_token": "<|vision_pad|>",
+        "image_end_token": "<|vision_end|>",
+    },
+    "Llama4": {
+        "image_token": "<|image|>",
+        "start_of_image_token": "<|image_start|>",
+        "end_of_image_token": "<|image_end|>",
+        "patch_token": "<|patch|>",
+        "tile_x_separator_token": "<|tile_x_separator|>",
+        "tile_y_separator_token": "<|tile_y_separator|>",
+    },
+    "LlavaOnevision": {"image_token": "<image>", "video_token": "<video>"},
+    "Mistral3": PIXTRAL,
+    "Ovis2": {
+        "image_token": "<image>",
+        "start_token": "<IMG_START>",
+        "placeholder_token": "<IMG_ATOM>",
+        "grid_token": "<IMG_GRID>",
+        "column_token": "<IMG_COL>",
+        "row_token": "<IMG_ROW>",
+        "end_token": "<IMG_END>",
+    },
+    "PaliGemma": {"image_token": "<image>"},
+    "Qwen3VLMoe": QWEN,
+    "SmolVLM": {**IDEFICS, "video_token": "<video>"},
+    "VideoLlava": {"image_token": "<image>", "video_token": "<video>"},
+    "VipLlava": {"image_token": "<image>"},
 }
-IN_TEXT = {"Gemma3": "<start_of_image>", "InternVL": "<IMG_CONTEXT>"}  # what a template writes; others "<image>"
+PLACEHOLDER = {  # the mark whose number stands in the text, where it is not the image's own
+    "AyaVision": "img_patch_token",
+    "InternVL": "context_image_token",
+    "Llama4": "patch_token",
+    "Ovis2": "placeholder_token",
+}
+IN_TEXT = {  # what a template writes; others the image's own mark
+    "Gemma3": "<start_of_image>",
+    "Glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
+    "Glm4vMoe": "<|begin_of_image|><|image|><|end_of_image|>",
+    "GlmOcr": "<|begin_of_image|><|image|><|end_of_image|>",
+    "InternVL": "<IMG_CONTEXT>",
+    "Qwen3VLMoe": "<|vision_start|><|image_pad|><|vision_end|>",
+}
 COUNTS: dict[str, dict[str, Any]] = {  # the placeholders of an image
-    "LlavaOnevision": {"num_image_tokens": 4, "vision_feature_select_strategy": "full"},
+    "AyaVision": {"patch_size": 14, "downsample_factor": 2, "img_size": 28},
+    "DeepseekVL": {"num_image_tokens": 4},
     "Gemma3": {"image_seq_length": 1},
+    "Idefics2": {"image_seq_len": 64},
     "Idefics3": {"image_seq_len": 1},
     "InternVL": {"image_seq_length": 1},
+    "Janus": {"num_image_tokens": 4},
+    "LightOnOcr": {"patch_size": 14, "spatial_merge_size": 2},
+    "Llama4": {"patch_size": 14, "pixel_shuffle_ratio": 0.5},
+    "LlavaOnevision": {"num_image_tokens": 4, "vision_feature_select_strategy": "full"},
+    "Mistral3": {"patch_size": 14, "spatial_merge_size": 2},
+    "Ovis2": {"image_seq_length": 4},
+    "SmolVLM": {"image_seq_len": 1},
+    "VideoLlava": {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    "VipLlava": {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
 }
-FAMILIES = tuple(MARKS)
+NEEDS = {  # packages that a family's processor needs
+    "Cohere2Vision": ("torchvision",),
+    "Llama4": ("torchvision",),
+    "Mistral3": ("torchvision",),
+    "SmolVLM": ("torchvision", "num2words"),
+    "VideoLlava": ("torchvision",),
+}
+NAMES = {"Glm4vMoe": "Glm4v", "GlmOcr": "Glm46V", "Mistral3": "Pixtral", "Qwen3VLMoe": "Qwen3VL", "VipLlava": "Llava"}
+FAMILIES = tuple(family for family in MARKS if family != "GotOcr2")  # whose processor writes the prompt itself
 
 
 def template(mark: str) -> str:
@@ -56,15 +158,17 @@ def template(mark: str) -> str:
 
 def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
     """A model and its processor."""
-    marks, mark = MARKS[family], IN_TEXT.get(family, "<image>")
+    marks = MARKS[family]
+    mark = IN_TEXT.get(family) or marks["image_token"]
     base: Any = build_tokenizer(TEXTS * 3, 340)
     base.add_tokens([*marks.values()], special_tokens=True)
     named = {"bos_token": base.bos_token, "eos_token": base.eos_token, "pad_token": base.pad_token}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=base._tokenizer, extra_special_tokens=marks, padding_side="left", **named
     )
+    made = processor(family, tokenizer, template(mark))  # some add tokens
     number: Any = tokenizer.convert_tokens_to_ids
-    placeholder = number(marks.get("context_image_token") or marks["image_token"])
+    placeholder = number(marks[PLACEHOLDER.get(family, "image_token")])
     own: dict[str, Any] = {
         **OWN.get(family + FOR, {}),
         "image_token_id": placeholder,
@@ -85,33 +189,65 @@ def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
         model = kind(kind.config_class(**shrunk(kind.config_class(), own))).eval()
         sharpen(model, seed, 1.6)
     configure(model, tokenizer)
-    return model, processor(family, tokenizer, template(mark))
+    return model, made
 
 
 def processor(family: str, tokenizer: Any, chat_template: str) -> Any:
     """The family's own, without its part for video."""
-    kind: Any = getattr(transformers, family + "Processor")
+    kind: Any = getattr(transformers, NAMES.get(family, family) + "Processor")
+    if family in ("SmolVLM", "VideoLlava"):  # theirs reads pictures, too
+        parts: Any = {"video_processor": getattr(transformers, f"{family}VideoProcessor")()}
+        parts |= {"image_processor": pictures(family), "tokenizer": tokenizer}
+        return kind(**parts, chat_template=chat_template, **COUNTS[family])
+    whole = kind if "video_processor" not in kind.get_attributes() else for_pictures(kind)
+    return whole(pictures(family), tokenizer, chat_template=chat_template, **COUNTS.get(family, {}))
+
+
+def pictures(family: str) -> Any:
+    """The part for pictures, which are small."""
+    known: Any = transformers
+    square = known.GotOcr2ImageProcessorPil
+    edges = {"size": {"longest_edge": 28}, "do_image_splitting": False}
+    grids = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+    area = {"size": {"shortest_edge": 28 * 28, "longest_edge": 64 * 64}, **grids}
+    if family in ("AyaVision", "GotOcr2", "InternVL"):
+        return square(size=SIDE, crop_to_patches=False, max_patches=3)
+    if family == "Cohere2Vision":
+        return known.Cohere2VisionImageProcessor(size=SIDE, patch_size=1, crop_to_patches=False, max_patches=3)
+    if family in ("DeepseekVL", "Janus"):
+        return getattr(known, f"{family}ImageProcessorPil")(size=SIDE, min_size=14)
     if family == "Gemma3":
-        return kind(
-            transformers.Gemma3ImageProcessorPil(size=SIDE), tokenizer, chat_template=chat_template, **COUNTS[family]
-        )
-    if family == "Idefics3":
-        pictures: Any = transformers.Idefics3ImageProcessorPil(
-            size={"longest_edge": 28}, max_image_size={"longest_edge": 28}, do_image_splitting=False
-        )
-        return kind(pictures, tokenizer, chat_template=chat_template, **COUNTS[family])
-    if family == "InternVL":
-        pictures = transformers.GotOcr2ImageProcessorPil(size=SIDE, crop_to_patches=False)
-        return for_pictures(kind)(pictures, tokenizer, chat_template=chat_template, **COUNTS[family])
-    pictures = transformers.LlavaOnevisionImageProcessorPil(
+        return known.Gemma3ImageProcessorPil(size=SIDE)
+    if family in ("Glm4v", "Glm4vMoe"):
+        return known.Glm4vImageProcessorPil(**area)
+    if family == "GlmOcr":
+        return known.Glm46VImageProcessorPil(**area)
+    if family == "Idefics2":
+        return known.Idefics2ImageProcessorPil(size={"shortest_edge": 28, "longest_edge": 28}, do_image_splitting=False)
+    if family in ("Idefics3", "SmolVLM"):
+        return getattr(known, f"{family}ImageProcessorPil")(max_image_size={"longest_edge": 28}, **edges)
+    if family in ("LightOnOcr", "Mistral3"):
+        return known.PixtralImageProcessorPil(size={"longest_edge": 56}, patch_size={"height": 14, "width": 14})
+    if family == "Llama4":
+        return known.Llama4ImageProcessor(size=SIDE, max_patches=3)
+    if family == "Ovis2":
+        return known.Ovis2ImageProcessorPil(size=SIDE, crop_to_patches=False)
+    if family == "PaliGemma":
+        return known.SiglipImageProcessorPil(size=SIDE, image_seq_length=4)
+    if family == "Qwen3VLMoe":
+        return known.Qwen2VLImageProcessorPil(**area)
+    if family == "VideoLlava":
+        return known.VideoLlavaImageProcessor(size={"shortest_edge": 28}, crop_size=SIDE)
+    if family == "VipLlava":
+        return known.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=SIDE)
+    return known.LlavaOnevisionImageProcessorPil(
         size=SIDE, image_grid_pinpoints=OWN[family + FOR]["image_grid_pinpoints"]
     )
-    return for_pictures(kind)(pictures, tokenizer, chat_template=chat_template, **COUNTS[family])
 
 
 def write(family: str, folder: Path, seed: int = 0) -> Path:
     model, made = seeing(family, seed)
     model.save_pretrained(folder)
     made.save_pretrained(folder)
-    settings(folder, "processor_config.json", **COUNTS[family])
+    settings(folder, "processor_config.json", **COUNTS.get(family, {}))
     return folder

@@ -23,7 +23,8 @@ from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, que
 from mmdec.evaluation.quality.harness import Log, Measurements, Method, dtype_of, no_log, parse_plan
 from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.describe import AUTO, as_drafter
+from mmdec.pipelines.description.describe import AUTO
+from mmdec.pipelines.drafters import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import ImageQuestion

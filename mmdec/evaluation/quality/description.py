@@ -26,10 +26,11 @@ from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, 
 from mmdec.generation.run import DraftedBy
 from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.call import BatchError
-from mmdec.pipelines.description.answer import MAX_NEW_TOKENS, Description
-from mmdec.pipelines.description.describe import AUTO, as_drafter, describe, read_question
+from mmdec.pipelines.call import MAX_NEW_TOKENS, BatchError
+from mmdec.pipelines.description.answer import Description
+from mmdec.pipelines.description.describe import AUTO, describe, read_question
 from mmdec.pipelines.description.prompts import render, tensors, user_message
+from mmdec.pipelines.drafters import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE

@@ -26,7 +26,7 @@ from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, DescriptionH
 from mmdec.evaluation.quality.harness import Log, Method, dtype_of, no_log, parse_plan
 from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.description.describe import as_drafter
+from mmdec.pipelines.drafters import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import show
 from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.loop import Round
 from mmdec.decode.summary import rounds_line, three_lines
@@ -29,16 +28,15 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.hub.vlm import FamiliarPictures, LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
-from mmdec.pipelines.call import Usage, fitting, numbered
+from mmdec.pipelines.call import Usage, check_reserved, fitting, numbered, with_length
 from mmdec.pipelines.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
 from mmdec.targets.media import Encoded
-from mmdec.types import Draft, Drafter, InputError, Plan
+from mmdec.types import Draft, Drafter, Plan
 
 OnText = Callable[[str], None]
 OnRound = Callable[[Round], None]
 ANSWER = "answer"  # the kind of decoding in confidence.json
 STAGES = ("vision", "prompt", "decoder", "drafter", "core")
-MAX_NEW_TOKENS = 512  # used if neither the caller nor the model's generation config sets it
 RESERVED = {  # option of `generate` -> the argument of `describe` that sets it, or "" if there is none
     "assistant_model": "drafter",
     "attention_mask": "prompt",
@@ -130,18 +128,12 @@ class DescriptionRequest:
             itself.
         """
         speculation = fitting(decoding, vlm.model, vlm.checked)
-        for name in options:
-            if name in RESERVED:
-                remedy = f"Use `{RESERVED[name]}`." if RESERVED[name] else "Call `mmdec.generate` for it."
-                raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
+        check_reserved(options, RESERVED, "mmdec.generate")
         return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
 
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
         """Decode one batch, round by round. speculation: this request's loop, or one whose drafter is wrapped."""
-        options = {name: value for name, value in self.options.items() if value is not None}
-        config: Any = self.vlm.model.generation_config
-        if not {"max_new_tokens", "max_length"} & options.keys() and config.max_new_tokens is None:
-            options["max_new_tokens"] = MAX_NEW_TOKENS
+        options = with_length(self.options, self.vlm.model)
         if self.on_text or speculation.options.on_round or "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
         return rounds_of(self.vlm.model, inputs, speculation, options)
@@ -194,7 +186,7 @@ def describe_batch(
     stopwatch, writer = Stopwatch(vlm.model.device), None if request.on_text is None else _TextWriter(request.on_text)
     for round_ in request.rounds(inputs, speculation):
         for index, row in enumerate(round_.rows):
-            _count(usage[row], round_, index, drafter is not None)
+            usage[row].clock(round_, index, drafter is not None)
             share = counts[row] / sum(counts) if sum(counts) else 1 / len(usage)
             usage[row].seconds["vision"] += round_.vision * share
         if round_.summaries is not None and vlm.familiar is not None:
@@ -224,16 +216,6 @@ def describe_batch(
         for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
         for seen in [evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)]
     ]
-
-
-def _count(usage: Usage, round_: Round, index: int, drafts: bool) -> None:
-    """Add a round to a question's usage. index: the question's position among the round's rows."""
-    usage.count(round_, index, drafts)
-    if round_.logprobs is not None:
-        usage.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
-    stage, seconds = ("decoder", round_.target) if round_.index else ("prompt", round_.target - round_.vision)
-    usage.seconds[stage] += seconds / len(round_.rows)
-    usage.seconds["core"] += round_.core / len(round_.rows)
 
 
 def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:

@@ -25,7 +25,7 @@ from mmdec.images import ImageSource, read_image, to_pil
 from mmdec.pipelines.call import as_loaded
 from mmdec.pipelines.confidence import Evidence, check_min_confidence, too_unsure
 from mmdec.pipelines.description.answer import Description, DescriptionRequest, OnText, describe_batch
-from mmdec.pipelines.description.describe import AUTO, VLM, DescribeOptions, Pictures, as_drafter, read_question
+from mmdec.pipelines.description.describe import AUTO, VLM, DescribeOptions, Pictures, read_question
 from mmdec.pipelines.description.prompts import (
     Message,
     Question,
@@ -35,6 +35,7 @@ from mmdec.pipelines.description.prompts import (
     too_long,
     user_message,
 )
+from mmdec.pipelines.drafters import as_drafter
 from mmdec.pipelines.threads import with_threads
 from mmdec.types import CACHE, InputError
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -22,13 +20,8 @@ from mmdec.decode.budget import Nodes
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.decode.watch import Stopwatch
-from mmdec.drafters.other_vocabulary import OtherVocabulary
-from mmdec.drafters.registry import AUTO, NAME, auto_names, drafter_entry, drafter_names
-from mmdec.generation.auto_drafter import auto_drafter
+from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
 from mmdec.generation.run import DecodingOptions, DraftedBy
-from mmdec.hub.drafters import load_drafter
-from mmdec.hub.find import drafter_by_name, drafter_folder, version
-from mmdec.hub.small_model import small_drafter
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.images import ImageSource, read_image
 from mmdec.pipelines.call import MAX_BATCH, Batch, Part, System, as_loaded
@@ -42,8 +35,9 @@ from mmdec.pipelines.description.prompts import (
     too_long,
     user_message,
 )
+from mmdec.pipelines.drafters import as_drafter, beside
 from mmdec.pipelines.threads import with_threads
-from mmdec.types import Drafter, InputError
+from mmdec.types import InputError
 
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
@@ -241,68 +235,8 @@ def _tensors(
     return _tensors(request, questions, remaining, errors) if remaining else ({}, remaining)
 
 
-def as_drafter(vlm: LoadedVlm, drafter: DraftedBy) -> DraftedBy:
-    """Resolve `describe`'s argument `drafter` to one that `speculate` takes.
-
-    "auto" becomes what `auto_drafter` finds. The name of a drafter with weights, a folder or a hub id becomes that
-    drafter, loaded once in the model's device and precision. Anything else stays as it is. Raises: InputError if
-    weights are missing, damaged, or another model's.
-    """
-    if isinstance(drafter, PreTrainedModel):
-        made = small_drafter(drafter, vlm.model, None, vlm.tokenizer)  # `Speculation` makes the others, with locks
-        return made if isinstance(made, OtherVocabulary) else drafter
-    if isinstance(drafter, str) and drafter == AUTO:
-        return auto_drafter(vlm.model, vlm.directory, partial(_loaded, vlm))
-    named = drafter_by_name(drafter, "drafter")
-    if named is not None:
-        return _loaded(vlm, named)
-    entry = None
-    if isinstance(drafter, str) and NAME.fullmatch(drafter):  # a name takes precedence over a folder of the same name
-        entry = drafter_entry(drafter)
-        if entry is not None and entry.factory is not None:
-            return drafter
-        folder = _beside(vlm, drafter)
-        if folder is not None:
-            return _loaded(vlm, folder)
-    if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
-        return _loaded(vlm, Path(drafter))
-    if entry is not None:
-        raise _without_weights(vlm, str(drafter))
-    return drafter
-
-
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
     """The drafters with weights for this model, in "auto"'s order of preference: name -> a one-line description."""
-    names = [name for name in auto_names() if _beside(vlm, name) is not None]
+    names = [name for name in auto_names() if beside(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}
-
-
-def _beside(vlm: LoadedVlm, name: str) -> Path | None:
-    return None if vlm.directory is None else drafter_folder(vlm.directory, name)
-
-
-def _is_folder(path: str | os.PathLike[str]) -> bool:
-    try:
-        return Path(path).is_dir()
-    except (OSError, ValueError):  # no folder can have this name
-        return False
-
-
-def _loaded(vlm: LoadedVlm, folder: Path) -> Drafter:
-    return vlm.drafters.get(
-        version(folder), lambda: load_drafter(folder, vlm.model, "drafter", tokenizer=vlm.tokenizer)
-    )
-
-
-def _without_weights(vlm: LoadedVlm, name: str) -> InputError:
-    home = vlm.directory
-    where = (
-        "it was loaded by its user"
-        if home is None
-        else f"neither '{home / name}' nor '{home.with_name(f'{home.name}-{name}')}' is there"
-    )
-    return InputError(
-        f"`drafter` must have weights for this model, but {name!r} has none: {where}. Train it with "
-        f"recipes/vlm_drafters, give its folder, or use one without weights: {', '.join(drafter_names())}."
-    )

@@ -10,9 +10,7 @@ import numpy as np
 
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.images import to_pil
-from mmdec.targets.decoder import DecoderTarget
-from mmdec.targets.registry import target_of
-from mmdec.targets.ropes import longest
+from mmdec.pipelines import call
 from mmdec.types import InputError
 
 Message = dict[str, Any]
@@ -89,24 +87,15 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
         return_tensors="pt",
         add_special_tokens=begins and not (begin and texts[0].startswith(begin)),
     )
+    inputs.pop("labels", None)  # PaliGemma's, for training
     return dict(inputs.to(vlm.model.device, vlm.model.dtype))
 
 
 def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """The errors, by row, of prompts in `tensors` beyond the model's positions. remedy: their last sentence."""
-    most = longest(vlm.model.config.get_text_config(decoder=True))
-    if most is None or inputs["input_ids"].shape[1] <= most:  # fast check: no token takes more than one position
-        return {}
-    target = target_of(vlm.model)
-    assert isinstance(target, DecoderTarget)
-    return {
-        row: InputError(
-            f"`prompt` must take at most the model's {most} positions, its pictures and the chat template included, "
-            f"but takes {count}. {remedy}"
-        )
-        for row, count in enumerate(target.prompt_positions(inputs))
-        if count > most
-    }
+    """The errors, by row, for prompts in `tensors` that exceed the model's positions. remedy: the message's last
+    sentence."""
+    rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
+    return call.too_long(vlm.model, inputs, rule, remedy)
 
 
 def check_accepted(vlm: LoadedVlm, question: Question) -> None:
@@ -117,7 +106,8 @@ def check_accepted(vlm: LoadedVlm, question: Question) -> None:
         raise
     except Exception as error:  # processors raise various errors
         sizes = ", ".join(f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in question.pictures)
+        refused = f"{sizes} pixels" if sizes else "a question without one"
         raise InputError(
-            f"`image` must be one that the model's processor takes, but it refuses {sizes} pixels "
+            f"`image` must be one that the model's processor takes, but it refuses {refused} "
             f"({type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}). Crop or scale the image."
         ) from error

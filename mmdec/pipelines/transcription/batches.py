@@ -42,6 +42,7 @@ FOR_PEOPLE = "openai/whisper-base"
 Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
 NOBODY = "without a voice"  # reason for a long recording in which no piece was found
 OnTranscript = Callable[[int, Transcript], None]
+Languages = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def in_batches(
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
     """Transcribe recordings (T,), keyed by index, `batch_size` at a time. Returns the transcripts by index."""
-    transcripts = _silent(request, samples)
-    tell = _in_order(samples, transcripts, on_transcript)
+    transcripts = silent_transcripts(request.languages, samples)
+    tell = in_order(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
     lengths = {index: len(recording) for index, recording in samples.items() if index not in transcripts}
     for indices in request.batches(lengths, batch_size):
@@ -89,15 +90,17 @@ def in_pieces(
 ) -> dict[int, Transcript]:
     """Transcribe recordings (T,), keyed by index, of which those longer than one window are cut at pauses. `batch_size`
     pieces are decoded side by side. Returns the transcripts by index."""
-    transcripts = _silent(request, samples)
+    transcripts = silent_transcripts(request.languages, samples)
     most = request.whisper.extractor.n_samples
     cuts = {
         index: cut_at_pauses(recording, most) if request.is_long(len(recording)) else [Window(0, recording)]
         for index, recording in samples.items()
         if index not in transcripts
     }
-    transcripts |= {index: _nothing(request, index, samples[index], NOBODY) for index, cut in cuts.items() if not cut}
-    tell = _in_order(samples, transcripts, on_transcript)
+    transcripts |= {
+        index: _nothing(request.languages, index, samples[index], NOBODY) for index, cut in cuts.items() if not cut
+    }
+    tell = in_order(samples, transcripts, on_transcript)
     pieces = [(index, window) for index, windows in cuts.items() for window in windows]
     found, together = defaultdict[int, dict[int, Decoded]](dict), Together(batch_size)
     jobs = (partial(_decoded, request, [index], [window.samples], None, together) for index, window in pieces)
@@ -132,7 +135,7 @@ def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
     return Decoded(segments, longest.language, usage, samples, features, rest)
 
 
-def _in_order(
+def in_order(
     wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
 ) -> Callable[[], None]:
     """A function that tells the caller the transcripts found since, in the order of the recordings."""
@@ -146,16 +149,15 @@ def _in_order(
     return tell
 
 
-def _silent(request: TranscriptionRequest, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
-    """The transcripts of silent recordings."""
+def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
+    """The transcripts of silent recordings, by index. languages: of the whole call."""
     levels = {index: silent(recording) for index, recording in samples.items()}
-    return {index: _nothing(request, index, samples[index], level) for index, level in levels.items() if level}
+    return {index: _nothing(languages, index, samples[index], level) for index, level in levels.items() if level}
 
 
-def _nothing(request: TranscriptionRequest, index: int, samples: Tensor, level: str) -> Transcript:
+def _nothing(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
     """An empty transcript for a silent recording, which the model is not given: it would invent words. level: how
     silent, in words."""
-    languages = request.languages
     return Transcript(
         text="",
         language=languages if languages is None or isinstance(languages, str) else languages[index],
@@ -163,7 +165,7 @@ def _nothing(request: TranscriptionRequest, index: int, samples: Tensor, level: 
         tokens=[],
         rounds=0,
         tokens_per_round=1.0,
-        timings=_timings(Usage(), 0.0, 0.0),
+        timings=timings(Usage(), 0.0, 0.0),
         seconds=len(samples) / SAMPLE_RATE,
         confidence=1.0,
         windows=0,
@@ -237,7 +239,7 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
         tokens=tokens,
         rounds=usage.rounds,
         tokens_per_round=usage.tokens_per_round,
-        timings=_timings(usage, decoded.features, decoded.rest),
+        timings=timings(usage, decoded.features, decoded.rest),
         seconds=decoded.samples / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
         confidence=sure,
@@ -276,7 +278,8 @@ def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
-def _timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+    """A transcript's stages. features, rest: seconds of computing the features, and those that no stage counts."""
     parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
     return {**parts, "total": sum(parts.values()) + rest}
 

@@ -1,22 +1,23 @@
-"""`mmdec.transcribe`: speech to text by Whisper with speculative decoding.
+"""`mmdec.transcribe`: speech to text by Whisper, or by a language model that hears, with speculative decoding.
 
 transformers' own long-form code handles windows, timestamps, prompts, fallback and recordings over 30 s; the text
 equals that of `model.generate` with the same arguments. This module turns recordings into features and tokens into
-transcripts.
+transcripts; `listening` does so for the others.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalGeneration, WhisperProcessor
 from typing_extensions import TypedDict, Unpack
 
 from mmdec.checks.arguments import check_callable, check_switch, check_threads, check_whole, naming_options
+from mmdec.checks.devices import check_dtype
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
@@ -24,22 +25,28 @@ from mmdec.decode.verify import RuleName
 from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DraftedBy
+from mmdec.hub.audio_lm import FAMILIES as HEARD
+from mmdec.hub.audio_lm import FILES as AUDIO_FILES
+from mmdec.hub.audio_lm import LoadedAudioLm, family, load_audio_lm
 from mmdec.hub.ctc import SYSTEM as CTC
-from mmdec.hub.find import drafter_by_name, kind
-from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, KIND, LoadedWhisper, load_whisper
+from mmdec.hub.find import drafter_by_name, find, kind
+from mmdec.hub.whisper import DEFAULT_MODEL, FILES, HEADS, KIND, LoadedWhisper, load_whisper
 from mmdec.pipelines.call import MAX_BATCH, Part, System, as_loaded, fitting
 from mmdec.pipelines.confidence import check_min_confidence
+from mmdec.pipelines.drafters import as_drafter as language_model_drafter
 from mmdec.pipelines.inputs import Audio, AudioList, read, recordings
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import OnTranscript, Progress, in_batches, in_pieces
+from mmdec.pipelines.transcription.listening import ListeningRequest, listen
 from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest
 from mmdec.pipelines.transcription.transcript import Transcript
+from mmdec.types import InputError
 
 __all__ = ["AUTO", "HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
 
-LoadedTranscriber = LoadedWhisper  # public name in `mmdec.load`
-load_transcriber = load_whisper
+LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
 
+FOR = "ForConditionalGeneration"  # the end of a class's name
 WHISPER = System(
     load_whisper,
     LoadedWhisper,
@@ -47,7 +54,13 @@ WHISPER = System(
     Part(WhisperProcessor, "a WhisperProcessor", "WhisperProcessor"),
     integers=True,
 )
-Model = str | os.PathLike[str] | WhisperForConditionalGeneration | LoadedWhisper
+AUDIO_LM = System(
+    load_audio_lm,
+    LoadedAudioLm,
+    Part(PreTrainedModel, "a loaded model of transformers", "AutoModelForMultimodalLM"),
+    Part(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
+)
+Model = str | os.PathLike[str] | PreTrainedModel | LoadedTranscriber
 
 
 class TranscribeOptions(TypedDict, total=False, extra_items=Any):
@@ -55,7 +68,7 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
 
     sample_rate: int | None
     model: Model
-    processor: WhisperProcessor | None
+    processor: ProcessorMixin | None
     drafter: DraftedBy
     timestamps: Timestamps
     language: str | Sequence[str] | None
@@ -90,7 +103,7 @@ def transcribe(
     *,
     sample_rate: int | None = None,
     model: Model = DEFAULT_MODEL,
-    processor: WhisperProcessor | None = None,
+    processor: ProcessorMixin | None = None,
     drafter: DraftedBy = AUTO,
     timestamps: Timestamps = None,
     language: str | Sequence[str] | None = None,
@@ -116,8 +129,10 @@ def transcribe(
 
     audio: as for `translate_speech`, at most an hour long. A list is transcribed in batches.
     sample_rate: Hz of samples; None for files, which name their own.
-    model: a shipped name, a directory, a hub id, or a loaded Whisper (then give its `processor`).
-    processor: the `WhisperProcessor` of a loaded model; None otherwise.
+    model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or a
+        language model that hears (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). Such a model has no windows: with it
+        `timestamps`, `audio_context`, `cut_at_pauses`, `task` and Whisper's thresholds are refused.
+    processor: the processor of a loaded model; None otherwise.
     drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
         drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
         "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
@@ -126,7 +141,8 @@ def transcribe(
         the times of words, by an alignment to the sound; a segment begins with its first word and ends with its last.
     language: a name or a code; a list has one for each recording. Default None: detected.
     task: "transcribe" (default) or "translate" (into English).
-    prompt: text that might have come before the recording. Default None.
+    prompt: text that might have come before the recording; to a language model, the request in its own words or, for
+        Qwen3-ASR, the context. Default None: the request that the model's processor writes.
     audio_context: NOT the stock model: the encoder reads the sound and so many seconds after it, instead of 30 s, which
         makes short recordings faster; "auto" for 12 s. A text that does not end, or that repeats itself, is decoded
         again with all of the window. Recordings are then decoded one by one. Default None: whole windows.
@@ -161,28 +177,71 @@ def transcribe(
     check_callable("on_round", on_round, "a function of a round")
     check_callable("on_transcript", on_transcript, "a function of an index and a transcript")
     cut_at_pauses = check_switch("cut_at_pauses", cut_at_pauses)
-    whisper = as_loaded(WHISPER, model, processor, device, dtype)
-    decoding = DecodingOptions(as_drafter(whisper, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
+    loaded: LoadedTranscriber = as_loaded(_system(model), model, processor, device, dtype)
+    decoding = DecodingOptions(as_drafter(loaded, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
     spoken = Spoken(timestamps, language, task, prompt, audio_context)
-    request = TranscriptionRequest.of(whisper, fitting(decoding, whisper.model), options, len(batch), spoken)
-    with with_threads(threads, whisper.model), naming_options(TranscribeOptions.__annotations__):
+    request = _request(loaded, decoding, options, len(batch), spoken, cut_at_pauses)
+    how = (batch_size, progress, on_transcript)
+    with with_threads(threads, loaded.model), naming_options(TranscribeOptions.__annotations__):
         return batch.run(
             lambda given: request.check(read(given, sample_rate, silence=True)),
-            lambda samples: (in_pieces if cut_at_pauses else in_batches)(
-                request, samples, batch_size, progress, on_transcript
+            lambda samples: (
+                listen(request, samples, *how, batch.errors)
+                if isinstance(request, ListeningRequest)
+                else (in_pieces if cut_at_pauses else in_batches)(request, samples, *how)
             ),
             least,
         )
 
 
-def as_drafter(whisper: LoadedWhisper, drafter: DraftedBy) -> DraftedBy:
-    """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes.
+def _request(
+    loaded: LoadedTranscriber,
+    decoding: DecodingOptions,
+    options: Mapping[str, Any],
+    recordings: int,
+    spoken: Spoken,
+    cut_at_pauses: bool,
+) -> TranscriptionRequest | ListeningRequest:
+    """Check a call's options. Raises InputError for those that the model does not support."""
+    with naming_options(TranscribeOptions.__annotations__):
+        if isinstance(loaded, LoadedWhisper):
+            return TranscriptionRequest.of(loaded, fitting(decoding, loaded.model), options, recordings, spoken)
+        if cut_at_pauses:
+            raise InputError(
+                f"`cut_at_pauses` must be False for {type(loaded.model).__name__}, but is True. Leave it out, or use a "
+                "Whisper."
+            )
+        return ListeningRequest.of(loaded, decoding, options, recordings, spoken)
+
+
+def load_transcriber(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> LoadedTranscriber:
+    """Load a Whisper, or a language model that hears; once for each model, device and dtype. Arguments and errors are
+    those of `load_whisper` and `load_audio_lm`."""
+    system = _system(model)
+    return system.load(model, device, check_dtype(dtype, system.integers))
+
+
+def _system(model: object) -> System[Any]:
+    """How a model of this kind is loaded."""
+    if isinstance(model, (str, os.PathLike)):
+        return AUDIO_LM if family(find(model, KIND, (*FILES, *AUDIO_FILES))) else WHISPER
+    return AUDIO_LM if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(FOR) in HEARD else WHISPER
+
+
+def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
+    """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes; for a Whisper as follows.
 
     "auto" becomes the drafter that `auto_drafter` finds. "medusa" becomes the heads in the model's folder, "ctc" the
     CTC head there, and a folder or hub id of heads those heads, loaded once in the model's device and precision.
     Anything else is returned unchanged.
     Raises: InputError if there are no heads for this model.
     """
+    if isinstance(whisper, LoadedAudioLm):
+        return language_model_drafter(whisper, drafter)
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
     if isinstance(drafter, str) and drafter == CTC:

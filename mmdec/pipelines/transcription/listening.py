@@ -1,0 +1,332 @@
+"""Transcribes by language models that hear (Qwen2-Audio, Voxtral, ...): the same tokens as `model.generate` on what the
+family's own processor makes of the recordings and of its request to transcribe.
+
+These models have no windows, timestamps, tasks or fallback: options of Whisper that mean nothing here are refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from mmdec.audio import SAMPLE_RATE
+from mmdec.checks.arguments import options_error, show
+from mmdec.decode.watch import Stopwatch
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import option_names, rounds_of
+from mmdec.hub.audio_lm import LoadedAudioLm
+from mmdec.pipelines.call import Usage, check_reserved, fitting, numbered, too_long, with_length
+from mmdec.pipelines.confidence import Calibration, confidence, evidence, read_calibrations
+from mmdec.pipelines.transcription.batches import TRANSCRIPT, in_order, silent_transcripts, timings
+from mmdec.pipelines.transcription.request import Spoken
+from mmdec.pipelines.transcription.transcript import Transcript
+from mmdec.targets.whisper import LANGUAGE_CODES
+from mmdec.types import InputError
+
+REQUEST = "Transcribe the speech."  # to a model whose processor writes none
+RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
+    "assistant_model": "drafter",
+    "attention_mask": "audio",
+    "custom_generate": "drafter",
+    "generation_config": "options",
+    "input_features": "audio",
+    "input_ids": "prompt",
+    "inputs": "audio",
+    "inputs_embeds": "",
+    "num_return_sequences": "",
+    "output_attentions": "",
+    "output_hidden_states": "",
+    "past_key_values": "",
+    "position_ids": "",
+    "return_dict_in_generate": "",
+    "streamer": "on_round",
+    "token_healing": "",
+    "tokenizer": "",
+}
+WINDOWED = (  # options of Whisper's windows
+    "compression_ratio_threshold",
+    "condition_on_prev_tokens",
+    "logprob_threshold",
+    "no_speech_threshold",
+    "prompt_condition_type",
+)
+
+
+@final
+@dataclass(frozen=True)
+class ListeningRequest:
+    """The options that apply to every recording of a call."""
+
+    heard: LoadedAudioLm
+    speculation: Speculation
+    options: Mapping[str, Any]
+    prompt: str | None
+    languages: str | Sequence[str] | None  # of the whole call
+    calibrations: Mapping[str, Calibration]
+
+    @classmethod
+    def of(
+        cls,
+        heard: LoadedAudioLm,
+        decoding: DecodingOptions,
+        options: Mapping[str, Any],
+        recordings: int,
+        spoken: Spoken,
+    ) -> ListeningRequest:
+        """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
+
+        decoding: with a drafter that `as_drafter` resolved. recordings: their number in the call.
+        """
+        name = type(heard.model).__name__
+        whisper = "Leave it out, or use a Whisper."
+        for argument, value, plain in (
+            ("timestamps", spoken.timestamps, None),
+            ("audio_context", spoken.audio_context, None),
+            *((option, options.get(option), None) for option in WINDOWED),
+        ):
+            if value is not plain:
+                raise InputError(f"`{argument}` must be None for {name}, but is {show(value)}. {whisper}")
+        if spoken.task not in (None, "transcribe"):
+            raise InputError(
+                f"`task` must be 'transcribe' for {name}, but is {show(spoken.task)}. Ask for it in `prompt`."
+            )
+        temperature = options.get("temperature")
+        if isinstance(temperature, (list, tuple)):
+            raise InputError(
+                f"`temperature` must be one number for {name}, but is {show(temperature)}. Leave it out for greedy "
+                "decoding."
+            )
+        processor = _processor(heard)
+        if spoken.prompt is not None and _requests(processor) and not _written(processor):
+            raise InputError(f"`prompt` must be None for {name}, but is {show(spoken.prompt)}. Leave it out.")
+        prompt, mark = spoken.prompt, processor.audio_token
+        if prompt is not None and (not isinstance(prompt, str) or mark in prompt):
+            raise InputError(f"`prompt` must be text without {mark!r}, but is {show(prompt)}. Leave it out for none.")
+        check_reserved({key: value for key, value in options.items() if value is not None}, RESERVED, "mmdec.generate")
+        speculation = fitting(decoding, heard.model, heard.checked)
+        languages = _languages(heard, spoken.language, recordings)
+        calibrations = read_calibrations(heard.directory)
+        return cls(heard, speculation, options, prompt if prompt and prompt.strip() else None, languages, calibrations)
+
+    def check(self, samples: Tensor) -> Tensor:
+        """Raise InputError if samples (T,) are more than the processor reads."""
+        most, seconds = self.heard.most_seconds, len(samples) / SAMPLE_RATE
+        if most is not None and seconds > most:
+            raise InputError(
+                f"`audio` must last at most {most:g} seconds for {type(self.heard.model).__name__}, but lasts "
+                f"{seconds:.1f}. Cut it."
+            )
+        return samples
+
+    def texts(self, indices: Sequence[int]) -> list[str]:
+        """What each recording's prompt says, with one placeholder for its sound."""
+        processor = _processor(self.heard)
+        asked, mark = self.prompt or REQUEST, processor.audio_token
+        if _written(processor):
+            tries = [lambda: self._requests(indices)]
+        else:  # some templates take text alone
+            content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
+            messages = [[{"role": "user", "content": each}] for each in content]
+            write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
+            tries = [lambda each=each: [write(each)] * len(indices) for each in messages]
+        why = ""
+        for attempt in tries:
+            try:
+                texts = attempt()
+            except Exception as error:  # whatever a template raises
+                why = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+                continue
+            if all(text.count(mark) == 1 for text in texts) and (_written(processor) or asked in texts[0]):
+                return texts
+            why = f"writes {texts[0].count(mark)} {mark!r}"
+        raise InputError(
+            f"`model` must place a recording and the request in its text, but its chat template {why}. Mend "
+            "`processor.chat_template`."
+        )
+
+    def _requests(self, indices: Sequence[int]) -> list[str]:
+        """The requests that the family's processor writes."""
+        nothing = torch.zeros(SAMPLE_RATE).numpy()  # what it sounds like does not matter to the text
+        given = {"prompt": self.prompt, "tokenize": False, **self._named(indices)}
+        return _processor(self.heard).apply_transcription_request([nothing] * len(indices), **given)
+
+    def _named(self, indices: Sequence[int]) -> dict[str, Any]:
+        """The recordings' languages, as the processor's argument, if there are any."""
+        if self.languages is None:
+            return {}
+        return {"language": [self.language(index) for index in indices]}
+
+    def language(self, index: int) -> str | None:
+        """The language that was given for a recording."""
+        languages = self.languages
+        return languages if languages is None or isinstance(languages, str) else languages[index]
+
+    def inputs(self, indices: Sequence[int], recordings: Sequence[Tensor]) -> dict[str, Any]:
+        """The inputs of `generate` for a batch of recordings (T,), padded on the left. indices: their positions in the
+        call."""
+        processor, model = _processor(self.heard), self.heard.model
+        sounds, begin = [samples.numpy() for samples in recordings], self.heard.tokenizer.bos_token
+        whole = _requests(processor) and not _written(processor)
+        texts = [""] if whole else self.texts(indices)
+        padded = {
+            "padding": True,
+            "padding_side": "left",
+            "add_special_tokens": not (begin and texts[0].startswith(begin)),
+        }
+        rate = {"sampling_rate": SAMPLE_RATE}
+        try:
+            if whole:
+                given = {"model_id": "", "format": ["wav"] * len(sounds), **rate, **self._named(indices)}
+                made = processor.apply_transcription_request(sounds, **given)
+            else:
+                kinds = {"text_kwargs": padded, "audio_kwargs": rate}
+                made = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
+        except (MemoryError, InputError):
+            raise
+        except Exception as error:  # processors raise various errors
+            raise InputError(
+                f"`audio` must be what {type(processor).__name__} takes, but it refuses "
+                f"{', '.join(f'{len(samples) / SAMPLE_RATE:.2f} s' for samples in recordings)} "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Cut or lengthen the sound."
+            ) from error
+        return dict(made.to(model.device, model.dtype))
+
+
+def listen(
+    request: ListeningRequest,
+    samples: Mapping[int, Tensor],
+    batch_size: int,
+    progress: Callable[[float, float], None] | None,
+    on_transcript: Callable[[int, Transcript], None] | None,
+    errors: dict[int, InputError],
+) -> dict[int, Transcript]:
+    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. Errors of recordings that are too long for
+    the model's positions are added to `errors`. Returns the transcripts by index."""
+    transcripts = silent_transcripts(request.languages, samples)
+    tell = in_order(samples, transcripts, on_transcript)
+    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    indices = [index for index in samples if index not in transcripts]
+    for start in range(0, len(indices), batch_size):
+        batch = indices[start : start + batch_size]
+        transcripts |= _batch(request, {index: samples[index] for index in batch}, errors)
+        done += sum(len(samples[index]) for index in batch) / SAMPLE_RATE
+        tell()
+        if progress is not None:
+            progress(done, total)
+    tell()
+    return transcripts
+
+
+def _batch(
+    request: ListeningRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
+) -> dict[int, Transcript]:
+    heard, speculation, indices = request.heard, request.speculation, [*samples]
+    stopwatch = Stopwatch(heard.model.device)
+    inputs = request.inputs(indices, [*samples.values()])
+    rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
+    if long := too_long(heard.model, inputs, rule, "Cut the recording."):
+        errors |= {indices[row]: error for row, error in long.items()}
+        rest = {index: sound for index, sound in samples.items() if index not in errors}
+        return _batch(request, rest, errors) if rest else {}
+    features = stopwatch.lap()
+    usage = [Usage() for _ in indices]
+    on_round = numbered(speculation.options.on_round, indices)
+    drafts = speculation.drafter_for(heard.model) is not None
+    options = with_length(request.options, heard.model)
+    if "stop_strings" in options:
+        options["tokenizer"] = heard.tokenizer
+    try:
+        rounds = rounds_of(heard.model, inputs, speculation, options)
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise options_error(tuple(request.options), error, option_names(heard.model)) from error
+    for round_ in rounds:
+        for row, index in enumerate(round_.rows):
+            usage[index].clock(round_, row, drafts)
+        if on_round is not None:
+            on_round(round_)
+    for entry in usage:
+        entry.seconds["encoder"] += entry.seconds.pop("prompt", 0.0)
+    rest = max(stopwatch.lap() - sum(sum(entry.seconds.values()) for entry in usage), 0.0) / len(usage)
+    read = sum(map(len, samples.values()))
+    return {
+        index: _transcript(request, entry, samples[index], features * len(samples[index]) / read, rest, index)
+        for index, entry in zip(indices, usage, strict=True)
+    }
+
+
+def _transcript(
+    request: ListeningRequest, usage: Usage, samples: Tensor, features: float, rest: float, index: int
+) -> Transcript:
+    processor, language = _processor(request.heard), request.language(index)
+    text: str = request.heard.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
+    if hasattr(processor, "parse_output"):  # the model writes the language before the text
+        found = processor.parse_output(text)
+        text, language = found["transcription"], language or found["language"]
+    seen = evidence(usage.logprobs)
+    return Transcript(
+        text=text,
+        language=language and LANGUAGE_CODES.get(language.lower(), language),
+        segments=[],
+        tokens=usage.tokens,
+        rounds=usage.rounds,
+        tokens_per_round=usage.tokens_per_round,
+        timings=timings(usage, features, rest),
+        seconds=len(samples) / SAMPLE_RATE,
+        lossless=request.speculation.options.lossless,
+        confidence=confidence(seen, request.calibrations, TRANSCRIPT),
+        calibrated=TRANSCRIPT in request.calibrations,
+        evidence=seen,
+    )
+
+
+def _processor(heard: LoadedAudioLm) -> Any:
+    return heard.processor
+
+
+def _requests(processor: Any) -> Mapping[str, Any]:
+    """The arguments of the processor's own request to transcribe; none if it has no such request."""
+    call = getattr(processor, "apply_transcription_request", None)
+    return {} if call is None else inspect.signature(call).parameters
+
+
+def _written(processor: Any) -> bool:
+    """Whether the processor's request can be had as text. Voxtral's cannot."""
+    return "tokenize" in _requests(processor)
+
+
+def _languages(
+    heard: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
+) -> str | Sequence[str] | None:
+    """The call's languages, each tried with the processor. Raises InputError for one that it does not know."""
+    if language is None:
+        return None
+    processor = _processor(heard)
+    if "language" not in _requests(processor):
+        raise InputError(
+            f"`language` must be left out for {type(heard.model).__name__}, which hears it itself, but is "
+            f"{show(language)}. Name it in `prompt`."
+        )
+    names = [language] if isinstance(language, str) else language
+    if not isinstance(language, str) and (not isinstance(language, Sequence) or len(language) != recordings):
+        raise InputError(
+            f"`language` must be one, or one for each of {recordings} recordings, but is {show(language)}. Add or drop "
+            "some."
+        )
+    for name in names:
+        try:
+            how = {"tokenize": False} if _written(processor) else {"model_id": "", "format": ["wav"]}
+            processor.apply_transcription_request([torch.zeros(SAMPLE_RATE).numpy()], language=name, **how)
+        except Exception as error:
+            raise InputError(
+                f"`language` must be one that {type(heard.model).__name__} knows, but is {show(name)} "
+                f"({' '.join(str(error).split())[:300]}). Choose one."
+            ) from error
+    return language

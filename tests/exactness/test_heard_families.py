@@ -1,0 +1,222 @@
+"""`mmdec.transcribe` with a folder of each family that hears and its own processor: `generate`'s tokens."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import mmdec
+from mmdec import cli
+from mmdec.audio.files import save_audio
+from mmdec.decode.loop import Round
+from mmdec.hub.audio_lm import LoadedAudioLm, load_audio_lm
+from mmdec.types import InputError
+from tests.support.hearing_folders import FAMILIES, RATE, voxtral, write
+from tests.support.vision_drafters import DRAFTERS
+
+LENGTHS = (9000, 16000, 12345, 31000)  # samples; windows have 32000
+OPTIONS: dict[str, Any] = {"sample_rate": RATE, "max_new_tokens": 14, "num_speculative_tokens": 4}
+ASKED = "Write what is said."
+
+
+@pytest.fixture(scope="module")
+def sounds() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [(0.15 * rng.standard_normal(length)).astype(np.float32) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def heard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedAudioLm:
+    folder: Path = tmp_path_factory.mktemp("hearing") / request.param
+    return load_audio_lm(write(request.param, folder))
+
+
+def stock(heard: LoadedAudioLm, sounds: list[np.ndarray], prompt: str | None = None, **options: Any) -> list[list[int]]:
+    """What `generate` gives for the family's own call of its processor."""
+    processor: Any = heard.processor
+    padded = {"processor_kwargs": {"text_kwargs": {"padding": True, "padding_side": "left"}, "return_tensors": "pt"}}
+    if hasattr(processor, "apply_transcription_request"):
+        inputs = processor.apply_transcription_request(sounds, prompt=prompt)
+    elif type(processor).__name__.startswith("Granite"):
+        text = processor.apply_chat_template(
+            [{"role": "user", "content": processor.audio_token + (prompt or "Transcribe the speech.")}],
+            add_generation_prompt=True,
+        )
+        inputs = processor(
+            [text] * len(sounds),
+            sounds,
+            text_kwargs={"padding": True, "padding_side": "left", "add_special_tokens": False},
+            return_tensors="pt",
+        )
+    else:
+        asked = {"type": "text", "text": prompt or "Transcribe the speech."}
+        inputs = processor.apply_chat_template(
+            [[{"role": "user", "content": [{"type": "audio", "audio": sound}, asked]}] for sound in sounds],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            **padded,
+        )
+    made = stock_generate(heard)(**inputs, **{"max_new_tokens": 14, "do_sample": False, **options})
+    return [ended(heard, row) for row in made[:, inputs["input_ids"].shape[1] :].tolist()]
+
+
+def stock_generate(heard: LoadedAudioLm) -> Any:
+    model: Any = heard.model
+    return model.generate
+
+
+def ended(heard: LoadedAudioLm, tokens: list[int]) -> list[int]:
+    end = heard.tokenizer.eos_token_id
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def test_texts_are_those_of_generate(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
+    """One recording, and four of other lengths together; the model is found by its folder."""
+    alone = mmdec.transcribe(sounds[0], model=heard.directory or "", drafter="lookup", **OPTIONS)
+    assert alone.tokens == stock(heard, sounds[:1])[0]
+    together = mmdec.transcribe(sounds, model=heard, drafter="lookup", prompt=ASKED, **OPTIONS)
+    assert [text.tokens for text in together] == stock(heard, sounds, ASKED)
+    assert len({tuple(text.tokens) for text in together}) > 1
+    assert [text.seconds for text in together] == [length / RATE for length in LENGTHS]
+    assert alone.timings["encoder"] > 0
+    assert 0 < alone.confidence < 1
+
+
+@pytest.mark.parametrize("name", ["recycling", "small", "eagle", "eagle3", "msd"])
+def test_drafters_change_no_text(heard: LoadedAudioLm, sounds: list[np.ndarray], name: str) -> None:
+    """Networks that read the states, and a small language model that reads text alone."""
+    wanted = stock(heard, sounds[:3])
+    drafter: Any = DRAFTERS[name](heard.model, wanted)
+    found = mmdec.transcribe(sounds[:3], model=heard, drafter=drafter, **OPTIONS)
+    assert [text.tokens for text in found] == wanted
+
+
+def test_options_of_generate_keep_their_meaning(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
+    options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
+    found = mmdec.transcribe(sounds[:2], model=heard, drafter="lookup", **{**OPTIONS, **options})
+    assert [text.tokens for text in found] == stock(heard, sounds[:2], **options)
+    torch.manual_seed(3)
+    sampled = mmdec.transcribe(sounds[0], model=heard, drafter="lookup", do_sample=True, **OPTIONS)
+    torch.manual_seed(3)
+    assert sampled.tokens == stock(heard, sounds[:1], do_sample=True)[0]
+
+
+def test_listeners_hear_of_every_recording(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
+    rounds, told, done = list[Round](), list[int](), list[tuple[float, float]]()
+    silent = np.zeros(RATE, np.float32)
+    found = mmdec.transcribe(
+        [sounds[0], silent, *sounds[1:3]],
+        model=heard,
+        drafter="lookup",
+        batch_size=2,
+        on_round=rounds.append,
+        on_transcript=lambda index, _: told.append(index),
+        progress=lambda now, total: done.append((now, total)),
+        **OPTIONS,
+    )
+    assert told == [0, 1, 2, 3]
+    assert found[1].text == ""
+    assert "silent" in found[1].note
+    for row in (0, 2, 3):
+        parts = [new for one in rounds for each, new in zip(one.rows, one.tokens, strict=True) if each == row]
+        assert [token for part in parts for token in part] == found[row].tokens
+    assert done[-1][0] <= done[-1][1]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"timestamps": "word"}, "timestamps"),
+    ({"audio_context": "auto"}, "audio_context"),
+    ({"cut_at_pauses": True}, "cut_at_pauses"),
+    ({"task": "translate"}, "task"),
+    ({"temperature": (0.0, 0.4)}, "temperature"),
+    ({"logprob_threshold": -1.0}, "logprob_threshold"),
+    ({"condition_on_prev_tokens": True}, "condition_on_prev_tokens"),
+    ({"input_ids": [1]}, "input_ids"),
+    ({"prompt": 3}, "prompt"),
+    ({"dtype": "int8"}, "dtype"),
+    ({"language": "klingon"}, "language"),
+    ({"num_beams": 2}, "num_beams"),
+    ({"no_such_option": 2}, "no_such_option"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_has_no_meaning_is_refused(
+    heard: LoadedAudioLm, sounds: list[np.ndarray], options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=named) as refusal:
+        mmdec.transcribe(sounds[0], model=heard, drafter="lookup", **{**OPTIONS, **options})
+    assert str(refusal.value).endswith(".")
+
+
+@pytest.mark.parametrize("family", ["Qwen2Audio", "AudioFlamingo3"])
+def test_what_the_processor_would_cut_is_refused(family: str, tmp_path: Path, sounds: list[np.ndarray]) -> None:
+    heard = load_audio_lm(write(family, tmp_path / family))
+    if family == "AudioFlamingo3":
+        heard.processor.max_audio_len = 2  # type: ignore[attr-defined]
+    long = np.concatenate([sounds[3], sounds[0]])
+    with pytest.raises(mmdec.BatchError, match="at most 2 seconds") as refusal:
+        mmdec.transcribe([sounds[0], long], model=heard, drafter="lookup", **OPTIONS)
+    assert refusal.value.results[0].tokens == stock(heard, sounds[:1])[0]
+
+
+def test_a_language_is_the_processors(tmp_path: Path, sounds: list[np.ndarray]) -> None:
+    heard = load_audio_lm(write("Qwen3ASR", tmp_path / "asr"))
+    processor: Any = heard.processor
+    found = mmdec.transcribe(sounds[:2], model=heard, language=["de", "English"], drafter="lookup", **OPTIONS)
+    inputs = processor.apply_transcription_request(sounds[:2], language=["de", "English"])
+    made = stock_generate(heard)(**inputs, max_new_tokens=14, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+    assert [text.tokens for text in found] == [ended(heard, row) for row in made.tolist()]
+    assert [text.language for text in found] == ["de", "en"]
+
+
+def test_the_public_load_takes_the_folder(tmp_path: Path) -> None:
+    folder = write("Qwen2Audio", tmp_path / "heard")
+    assert isinstance(mmdec.load(folder), LoadedAudioLm)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="adapter"):
+        mmdec.load(folder)
+
+
+def test_the_verb_takes_the_folder(tmp_path: Path, sounds: list[np.ndarray]) -> None:
+    folder, paths = write("GraniteSpeech", tmp_path / "heard"), list[str]()
+    for index, sound in enumerate(sounds[:2]):
+        paths.append(str(save_audio(tmp_path / f"{index}.wav", sound, RATE)))
+    given = ["--model", str(folder), "--drafter", "lookup", "--device", "cpu"]
+    told = CliRunner().invoke(cli.app, ["transcribe", *paths, *given, "--json"])
+    assert told.exit_code == 0, told.output
+    found = mmdec.transcribe(paths, model=folder, drafter=None, device="cpu")
+    assert [json.loads(line)["tokens"] for line in told.stdout.splitlines()] == [text.tokens for text in found]
+    refused = CliRunner().invoke(cli.app, ["transcribe", paths[0], *given, "--timestamps", "word"])
+    assert refused.exit_code != 0
+    assert "`--timestamps` must be None for GraniteSpeech" in str(refused.exception or refused.output)
+
+
+@pytest.mark.skipif(find_spec("mistral_common") is not None, reason="mistral-common is installed")
+def test_a_processor_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pip install mistral-common"):
+        load_audio_lm(voxtral(tmp_path))
+
+
+@pytest.mark.skipif(find_spec("mistral_common") is None, reason="Voxtral's processor needs mistral-common")
+def test_voxtral_has_its_makers_tokenizer(tmp_path: Path, sounds: list[np.ndarray]) -> None:
+    heard = load_audio_lm(voxtral(tmp_path))
+    processor: Any = heard.processor
+    for language in (None, "fr"):
+        found = mmdec.transcribe(sounds, model=heard, drafter="lookup", language=language, **OPTIONS)
+        asked = {"model_id": "", "format": ["wav"] * len(sounds), "sampling_rate": RATE, "language": language}
+        inputs = processor.apply_transcription_request(sounds, **asked)
+        made = stock_generate(heard)(**inputs, max_new_tokens=14, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+        assert [text.tokens for text in found] == [ended(heard, row) for row in made.tolist()]
+    wrongs: list[dict[str, Any]] = [{"prompt": ASKED}, {"language": "klingon"}]
+    for wrong in wrongs:
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            mmdec.transcribe(sounds[0], model=heard, drafter="lookup", **OPTIONS, **wrong)
