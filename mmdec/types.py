@@ -192,6 +192,9 @@ class Plan:
     # A chain (nodes <= depth) of likeliest tokens ends at the first node whose estimated chance to be accepted together
     # with all nodes before it, averaged over the rows, is below this.
     threshold: float = 0.0
+    # Such a chain is not drafted at all if fewer of its tokens are expected to be accepted, averaged over the rows: the
+    # step from one column to several costs more. Drafters that take no time heed it.
+    least: float = 0.0
 
 
 class Target(Protocol):

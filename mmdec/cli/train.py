@@ -49,7 +49,7 @@ def drafter(
         ),
     ],
     output: Annotated[Path, typer.Option(help="Folder of the run; the drafter is in drafter/ there.")],
-    system: Annotated[str, typer.Option(help="eagle3, eagle, msd, specvlm, vispec or flash.")] = "eagle3",
+    system: Annotated[str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec or flash.")] = "eagle3",
     minutes: Annotated[float, MINUTES] = 30.0,
     images: Annotated[
         Path | None, typer.Option(help="Folder of the pictures that --data names. Default: images/ beside it.")

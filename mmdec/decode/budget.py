@@ -13,7 +13,8 @@ Sequoia, Chen et al. 2024, section 3.3, measured online instead of profiled befo
 - If the thread waited for a CPU, the round's wall time measures the machine's load, not the draft's cost: it is not
   recorded. While there are too few timings, CPU time is recorded instead, so that a busy machine drafts, too.
 - A ledger records what drafting has cost beyond plain decoding. A round that could overdraw it is plain, so even a
-  drafter that is always wrong costs little. While drafting does not pay, it is tried at growing intervals.
+  drafter that is always wrong costs little. While drafting does not pay, it is tried at growing intervals; a drafter
+  that knows how sure it is, and takes no time, is asked meanwhile for what promises to pay.
 
 Planning and learning use plain floats and take a few tens of microseconds a round. Measurements are stored in the run's
 `DecodingStatistics` (`statistics.py`); the ledger belongs to the run.
@@ -103,7 +104,7 @@ class Budget:
         with self._lock:
             self._plan, self._attempt = self._choose(batch)
             if self._stops and self._plan.nodes == self._plan.depth >= 1:
-                self._plan = replace(self._plan, threshold=self._threshold(batch))
+                self._plan = replace(self._plan, threshold=self._threshold(batch), least=self._least(batch))
         return self._plan
 
     def observe(
@@ -189,6 +190,13 @@ class Budget:
         least, most = THRESHOLD
         return min(max(seconds * self._rate, least), most)
 
+    def _least(self, batch: int) -> float:
+        """The accepted tokens below which plain decoding is faster, because a second column costs so much; 0 before one
+        was timed."""
+        target, _, _ = self._best_curves(batch)
+        plain = target.at(1)
+        return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
+
     def _affordable(self, plain: float) -> float:
         """Seconds that this round may lose. plain: seconds of a plain pass."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
@@ -266,9 +274,13 @@ class Budget:
                     # A long chain costs little if the drafter ends it where it is unsure.
                     return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
             return chosen, False
+        tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= ATTEMPT]
         if self._waited < acceptance.gap or not best:
+            chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
+            if self._stops and chains and chain.reach and chain.at(1) <= NOTICED * plain:
+                return max(chains, key=lambda plan: plan.nodes), False
             return no_draft, False
-        return next((plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= ATTEMPT), no_draft), True
+        return next(iter(tried), no_draft), True
 
 
 def _rate(rated: tuple[float, float, Plan, CostCurve]) -> float:

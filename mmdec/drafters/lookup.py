@@ -6,7 +6,8 @@ constant time; the draft is the only tensor.
 
 A match of one token says little, one of three often much; how much depends on the text. Each row measures it as the
 text grows, prompt included, without any draft: was the token that followed the match the next one? A chain whose first
-token is too unlikely (`Plan.threshold`) is not drafted, so that a short answer does not pay for chance matches.
+token is too unlikely (`Plan.threshold`), or that promises too few tokens in all (`Plan.least`), is not drafted, so that a
+short answer does not pay for chance matches.
 """
 
 from __future__ import annotations
@@ -72,6 +73,18 @@ class Row:
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
+    def chances(self, shortest: int, length: int) -> list[float]:
+        """For each of the `length` tokens of a copy, how likely it is right together with those before it; [] without a
+        match. The first one by the present match's chance, each later one by that of a match one token longer, for the
+        tokens before it are then right."""
+        n, _ = self._longest()
+        found, alive = list[float](), 1.0
+        for group in range(n - 1, n - 1 + length * (n >= shortest)):
+            group = min(group, len(self._heads) - 1)
+            alive *= self._right[group] / self._told[group]
+            found.append(alive)
+        return found
+
     def matches(self, shortest: int) -> list[int]:
         """Earlier positions where the text's last n tokens occur: the latest for each n, the longest n first."""
         text, end, matches = self.text, len(self.text), []
@@ -121,8 +134,11 @@ class Lookup:
 
     def propose(self, memory: list[Row], roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain after the longest match, if it is likely enough; in a tree also chains after shorter ones."""
-        if plan.threshold and sum(row.chance(self._shortest) for row in memory) < plan.threshold * len(memory):
-            return trees_from_lists(roots, [([], [])] * len(memory))
+        if plan.threshold:
+            chances = [row.chances(self._shortest, plan.depth) for row in memory]
+            first, expected = sum(own[0] for own in chances if own), sum(map(sum, chances))
+            if first < plan.threshold * len(memory) or expected < plan.least * len(memory):
+                return trees_from_lists(roots, [([], [])] * len(memory))
         return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
 
     def update(self, memory: list[Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:

@@ -7,12 +7,15 @@ written from the paper.
 One token says little of the next where a text repeats a passage. So where the last two tokens or more occurred before,
 what followed them comes first on the tree's best path, if it has been right more often than the best successor (the
 choice between the two as in SAM-Decoding, Hu et al. 2024). How often each is right is counted as the text grows, prompt
-included; a chain ends where its next token is too unlikely (`Plan.threshold`).
+included: of successors apart by how far the best one was ahead of the second. A word's second half follows its first
+nearly always, a list's next word hardly ever. A chain ends where its next token is too unlikely (`Plan.threshold`), and
+is left out if it promises too few tokens (`Plan.least`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect
 from functools import lru_cache
 from itertools import pairwise
 from typing import final
@@ -31,7 +34,10 @@ HIT = 0.85  # assumed chance that some successor is right
 # the paper 8, 21, 25, 15, ...).
 DECAY = 1.7
 MATCH, LONGEST = 2, 3  # tokens of a passage that occurred before
-TOLD, RIGHT = 4.0, 1.0  # before any is counted: so many best successors, so many of them right
+LEADS = (1.0, 2.5, 5.0)  # nats between a token's two best successors: bounds of the groups that are counted apart
+TOLD = 4.0  # before any is counted: so many best successors, and these shares of them right, those from the prompt last
+RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)
+PROMPT = len(LEADS) + 1  # the group of successors that are the prompt's
 
 
 @final
@@ -44,18 +50,21 @@ class Successors:
     def __init__(self, warm: Tensor | None) -> None:
         self._warm = warm
         self._seen: dict[int, list[int]] = {}
-        self._told, self._right = TOLD, RIGHT
+        self._groups: dict[int, int] = {}  # token -> the group of its best successor
+        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]  # of each group
         self.rows: list[Row] = []
 
-    @property
-    def chance(self) -> float:
-        """How often the best successor has been right so far, in [0, 1]."""
-        return self._right / self._told
+    def chance(self, token: int) -> float:
+        """How often best successors as sure as this token's have been right so far, in [0, 1]."""
+        group = self._groups.get(token, PROMPT)
+        return self._right[group] / self._told[group]
 
     def count(self, token: int, successor: int) -> None:
         """Count whether the best successor of a token is the one that followed, if there is one."""
         if best := self.of(token)[:1]:
-            self._told, self._right = FADE * self._told + 1, FADE * self._right + (best[0] == successor)
+            group = self._groups.get(token, PROMPT)
+            self._told[group] = FADE * self._told[group] + 1
+            self._right[group] = FADE * self._right[group] + (best[0] == successor)
 
     def of(self, token: int) -> list[int]:
         successors = self._seen.get(token)
@@ -65,8 +74,20 @@ class Successors:
             self._seen[token] = successors
         return successors
 
-    def replace(self, token: int, successors: list[int]) -> None:
+    def best(self, root: int, depth: int) -> tuple[list[int], list[float]]:
+        """The best successor of the best successor, and so on, and each one's chance together with those before it."""
+        chain, chances, alive = list[int](), list[float](), 1.0
+        while len(chain) < depth and (best := self.of(root)[:1]):
+            alive *= self.chance(root)
+            root = best[0]
+            chain.append(root)
+            chances.append(alive)
+        return chain, chances
+
+    def replace(self, token: int, successors: list[int], lead: float) -> None:
+        """lead: nats by which the target preferred the first successor to the second."""
         self._seen[token] = successors
+        self._groups[token] = bisect(LEADS, lead)
 
     def put_first(self, token: int, successor: int) -> None:
         self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:WIDTH]
@@ -117,20 +138,16 @@ class Recycling:
         far as it is likely enough."""
         trees = []
         for root, row in zip(roots.tolist(), memory.rows, strict=True):
-            copied, depth = list[int](), min(plan.depth, plan.nodes)
-            if (chance := row.chance(MATCH)) > memory.chance and (matches := row.matches(MATCH)):
-                copied = row.copy(matches[0], depth)
-            if depth < plan.nodes:
-                template = tree_template(max(plan.nodes, NODES), depth)
-            elif copied:
-                template = chain_template(depth * (chance >= plan.threshold))
-            else:
-                template = chain_template(
-                    sum(memory.chance**length >= plan.threshold for length in range(1, depth + 1))
-                )
+            depth = min(plan.depth, plan.nodes)
+            sure = row.chance(MATCH) > memory.chance(root)
+            copied = row.copy(matches[0], depth) if sure and (matches := row.matches(MATCH)) else []
+            if depth == plan.nodes:
+                chain = _worth(copied, row.chances(MATCH, depth), plan) or _worth(*memory.best(root, depth), plan)
+                trees.append((chain, list(range(len(chain)))))
+                continue
             tokens: dict[Path, int] = {(): root}
             below: dict[Path, list[int]] = {(): _first(copied[:1], memory.of(root))}
-            for path in template:
+            for path in tree_template(max(plan.nodes, NODES), depth):
                 if len(tokens) > plan.nodes:
                     break
                 successors = below.get(path[:-1], ())
@@ -149,11 +166,15 @@ class Recycling:
             for token in said[:length]:
                 memory.count(row.text[-1], token)
                 row.add(token)
-        rows = top_indices(scores.logits, WIDTH).tolist()
-        trees = zip(draft.tokens.tolist(), draft.size.tolist(), verdict.path.tolist(), rows, strict=True)
-        for tokens, size, path, successors in trees:
+        best = top_indices(scores.logits, WIDTH)
+        two = scores.logits.gather(2, best[..., :2]).float()
+        leads = (two[..., 0] - two[..., -1]).tolist()
+        trees = zip(
+            draft.tokens.tolist(), draft.size.tolist(), verdict.path.tolist(), best.tolist(), leads, strict=True
+        )
+        for tokens, size, path, successors, lead in trees:
             for node in (*range(size), *(node for node in path if node >= 0)):
-                memory.replace(tokens[node], successors[node])
+                memory.replace(tokens[node], successors[node], lead[node])
 
     def select(self, memory: Successors, live: Tensor) -> None:
         """Keep only the texts of the rows whose indices are in `live` (K,) int64; the matrix belongs to all rows."""
@@ -165,6 +186,13 @@ def _first(best: list[int], successors: list[int]) -> list[int]:
     return [*best, *(token for token in successors if token not in best)]
 
 
+def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
+    """A chain's beginning that is likely enough; nothing if it promises too little. chances: of each token together with
+    those before it."""
+    chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
+    return chain[: len(chances)] if sum(chances) >= plan.least else []
+
+
 @lru_cache(maxsize=64)
 def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
     """The likeliest nodes at most `depth` deep, likeliest first, by the product of their ranks' chances.
@@ -174,9 +202,3 @@ def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
     total = sum((rank + 1) ** -DECAY for rank in range(WIDTH))
     chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(WIDTH)]
     return tuple(likeliest_paths([chances] * depth, nodes))
-
-
-@lru_cache(maxsize=64)
-def chain_template(depth: int) -> tuple[Path, ...]:
-    """A chain of rank-0 nodes: the best successor of the best successor, and so on."""
-    return tuple((0,) * length for length in range(1, depth + 1))

@@ -237,7 +237,7 @@ class DraftData(LightningDataModule):
         fresh = 0
         with ExitStack() as locks:
             store = self.store(locks, part)
-            questions = {sample.name: sample for split in ("dev", "train") for sample in self.samples[split]}
+            questions = {sample.name: sample for sample in mixed_parts(self.samples["dev"], self.samples["train"])}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
             # answers of about equal length together, but not all short ones first: time may be short
             size = GROUP * self.options.answer_batch
@@ -377,6 +377,14 @@ class DraftData(LightningDataModule):
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
         dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
+
+
+def mixed_parts(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
+    """All samples, every tenth of them a held-out one until there are no more: so that both splits have answers however
+    soon the time is over."""
+    places = [(10 * number, sample) for number, sample in enumerate(held)]
+    places += [(number + number // 9 + 1, sample) for number, sample in enumerate(others)]
+    return [sample for _, sample in sorted(places, key=lambda place: place[0])]
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str | None) -> Iterator[Sequence[Sample]]:

@@ -8,7 +8,7 @@ import pytest
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.statistics import DecodingStatistics, Pair
-from tests.support.simulated_run import median, tiny
+from tests.support.simulated_run import cliff, median, tiny
 
 
 def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:
@@ -55,3 +55,15 @@ def test_a_drafter_that_ends_its_chains_drafts_more_from_its_second_draft_on() -
         columns = 1 + plans[-1].nodes
         budget.observe(1, [columns], plans[-1].depth, [plans[-1].depth], tiny(columns), 0.01)
     assert [plan.nodes for plan in plans] == [0, 0, 1, 7]
+
+
+@pytest.mark.parametrize(("price", "least", "most"), [(0.001, 50, 60), (0.2, 3, 20)])
+def test_a_drafter_that_takes_no_time_is_asked_while_its_drafts_do_not_pay(price: float, least: int, most: int) -> None:
+    """It drafts where it expects as much as the step from one column to two costs; one that takes time is asked seldom."""
+    budget, plans = Budget(DecodingStatistics(), Pair("model", "cpu", "drafter"), (), True), []
+    for _ in range(60):
+        plans.append(plan := budget.plan(1))
+        drafted = plan.nodes if plan.least < 0.6 else 0  # it expects 0.6 tokens, and is always wrong
+        budget.observe(1, [drafted + 1], drafted, [0], cliff(drafted + 1), price * bool(plan.nodes))
+    assert least <= sum(plan.nodes > 0 for plan in plans) <= most
+    assert {round(plan.least, 1) for plan in plans[20:]} <= {0.0, 0.7}  # two columns take 1.7 times what one takes

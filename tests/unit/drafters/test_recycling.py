@@ -109,6 +109,16 @@ def test_a_chain_of_successors_ends_where_it_is_unlikely() -> None:
     assert sizes[0] == 1 < sizes[1] < sizes[2] == 8
 
 
+def test_a_chain_ends_at_a_successor_that_was_hardly_preferred() -> None:
+    drafter = Recycling()
+    memory = drafter.start(context([[1]]))
+    logits = ranked([6, 2], [7, 2])
+    logits[0, 0, 6], logits[0, 1, 7] = 6.0, -0.5  # 7 and 6 nats; 0.5
+    drafter.update(memory, trees_from_lists(torch.tensor([5]), [([6], [0])]), Scores(logits), verdict([0, 1], [6, 7]))
+    chains = [drafter.propose(memory, torch.tensor([5]), Plan(7, 7, threshold=part)).tokens for part in (0.3, 0.05)]
+    assert [chain.tolist() for chain in chains] == [[[5, 6]], [[5, 6, 7]]]
+
+
 def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
     drafter = Recycling()
     memory = drafter.start(context([[7, 1, 2, 1, 3], [9, 9, 9, 9, 4]], [[True] * 5, [False] * 4 + [True]]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdec.training.vlm_drafters.data import DraftData, Ramp
+from mmdec.training.vlm_drafters.data import DraftData, Ramp, mixed_parts
 from mmdec.training.vlm_drafters.samples import Choice, Questions, Sample, choose, read_samples
 from mmdec.types import InputError
 
@@ -172,3 +172,13 @@ def test_what_is_missing_is_named(tmp_path: Path, fields: dict[str, Any], messag
         read_samples(write(tmp_path, [row(0, "Yes.", **fields)]), "train", Questions(frames=3))
     with pytest.raises(InputError, match=r"must hold dev\.json"):
         read_samples(tmp_path, "dev", Questions())
+
+
+@pytest.mark.parametrize(("held", "others"), [(0, 5), (2, 40), (7, 3)])
+def test_held_out_questions_are_answered_among_the_others(held: int, others: int) -> None:
+    """Where the time ends early, both splits have answers."""
+    dev, train = [Sample(f"d{n}", "?") for n in range(held)], [Sample(f"t{n}", "?") for n in range(others)]
+    mixed = mixed_parts(dev, train)
+    assert [one for one in mixed if one in dev] == dev
+    assert [one for one in mixed if one in train] == train
+    assert held != 2 or (mixed[0], mixed[10]) == (dev[0], dev[1])
