@@ -6,8 +6,8 @@ constant time; the draft is the only tensor.
 
 A match of one token says little, one of three often much; how much depends on the text. Each row measures it as the
 text grows, prompt included, without any draft: was the token that followed the match the next one? A chain whose first
-token is too unlikely (`Plan.threshold`), or that promises too few tokens in all (`Plan.least`), is not drafted, so that a
-short answer does not pay for chance matches.
+token is too unlikely (`Plan.threshold`), or that promises too few tokens in all (`Plan.least`), is not drafted: a short
+answer does not pay for chance matches.
 """
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ def _first(best: list[int], successors: list[int]) -> list[int]:
 
 
 def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
-    """A chain's beginning that is likely enough; nothing if it promises too little. chances: of each token together with
-    those before it."""
+    """A chain's beginning that is likely enough; nothing if it promises too little. chances: of each token and all
+    before it."""
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.least else []
 

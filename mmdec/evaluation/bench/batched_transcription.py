@@ -23,7 +23,8 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.audio.live import cut_at_pauses
-from mmdec.pipelines.transcription.transcribe import load_transcriber, transcribe
+from mmdec.hub.whisper import load_whisper
+from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.types import MmdecError
 
 SHORTEST, LONGEST = 1.5, 40.0  # seconds; their logarithms are evenly spread
@@ -96,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     sounds = [load_audio(path) for path in sorted(options.folder.rglob("*")) if path.suffix in SOUNDS]
-    whisper = load_transcriber(options.model, "cpu", getattr(torch, options.dtype))
+    whisper = load_whisper(options.model, "cpu", getattr(torch, options.dtype))
     spoken: dict[str, Any] = {"model": whisper, "language": options.language}
     recordings = mixed(sounds, options.count)
     transcribe(recordings[0], sample_rate=SAMPLE_RATE, **spoken)  # warm
