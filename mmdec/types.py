@@ -36,7 +36,7 @@ class InputError(MmdecError, ValueError):
     """
 
 
-OLDEST, FIRST_REFUSED = (5, 23), (5, 24)  # versions of transformers; as in pyproject.toml
+OLDEST, FIRST_REFUSED = (5, 23), (5, 25)  # versions of transformers; as in pyproject.toml
 
 
 @lru_cache

@@ -328,3 +328,29 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
             f"`model` must have a generation config that `generate` takes, but that of '{folder}' is refused "
             f"({error!s:.300}). Fetch it again."
         ) from error
+
+
+LARGEST = {  # maxima for the feature extractor; published models have 128 mels and FFTs of 400
+    "feature_size": 1024,
+    "n_fft": 2**14,
+    "hop_length": 2**14,
+    "chunk_length": 3600,
+    "sampling_rate": 192_000,
+}
+EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # the current name, and the earlier one
+
+
+def check_extractor(folder: Path) -> None:
+    """Raise InputError if the feature extractor's sizes exceed any published model's: filters could exhaust memory."""
+    for name in EXTRACTORS:
+        if not (folder / name).is_file():
+            continue
+        settings = read_settings(folder / name)
+        sizes = settings.get("feature_extractor", settings)
+        for key, most in LARGEST.items():
+            value = sizes.get(key, 1) if isinstance(sizes, dict) else None
+            if type(value) is not int or not 1 <= value <= most:
+                raise InputError(
+                    f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
+                    "Fetch it again."
+                )

@@ -63,6 +63,10 @@ class Stopwatch:
         counts = self._device.type == "cpu" and sys.platform != "win32"
         return time.thread_time() + _elsewhere.worked if counts else self.now()
 
+    def process(self) -> float:
+        """CPU seconds of all threads of this process, since some fixed moment; `processor` counts this thread alone."""
+        return time.process_time()
+
     def lap(self) -> float:
         """Seconds since the last lap ended; starts the next one."""
         now = self.now()

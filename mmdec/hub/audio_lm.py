@@ -17,11 +17,10 @@ from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, Process
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import damaged, read_settings
+from mmdec.checks.weights import check_extractor, damaged, read_settings
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.language_model import FILES, read_network
 from mmdec.hub.vlm import check_processor
-from mmdec.hub.whisper import check_extractor
 from mmdec.targets.media import HEARING
 from mmdec.types import InputError
 
@@ -92,7 +91,7 @@ def load_audio_lm(
     Raises: InputError if there is no such model, its processor needs a package that is missing, or its files are
         damaged, not safetensors, or outside its folder.
     """
-    directory = find(model, "whisper", FILES)
+    directory = find(model, None, FILES)
     name, checked = family(directory), check_device(device)
     if not name:
         raise InputError(

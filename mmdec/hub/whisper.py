@@ -21,6 +21,7 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.weights import (
     NOT_FOLLOWED,
     check_counts,
+    check_extractor,
     check_generation,
     damaged,
     fill,
@@ -46,14 +47,6 @@ HEADS = "medusa"
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", f"{HEADS}/*.safetensors")
 _loading = threading.RLock()  # held while heads are loaded
-LARGEST = {  # maxima for the feature extractor; published models have 128 mels and FFTs of 400
-    "feature_size": 1024,
-    "n_fft": 2**14,
-    "hop_length": 2**14,
-    "chunk_length": 3600,
-    "sampling_rate": 192_000,
-}
-EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # the current name, and the earlier one
 
 
 @final
@@ -203,24 +196,10 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
         quantise_linears(model)
         model.set_attn_implementation(ALONE)
     else:
-        cast(Any, model).to(device, dtype)
+        # transformers refuses to cast weights of bitsandbytes.
+        with damaged(f"`model` must have weights in floating point, but those in '{directory}' are quantised"):
+            cast(Any, model).to(device, dtype)
     return LoadedWhisper(model, processor, directory)
-
-
-def check_extractor(folder: Path) -> None:
-    """Raise InputError if the feature extractor's sizes exceed any Whisper's: filters could exhaust memory."""
-    for name in EXTRACTORS:
-        if not (folder / name).is_file():
-            continue
-        settings = read_settings(folder / name)
-        sizes = settings.get("feature_extractor", settings)
-        for key, most in LARGEST.items():
-            value = sizes.get(key, 1) if isinstance(sizes, dict) else None
-            if type(value) is not int or not 1 <= value <= most:
-                raise InputError(
-                    f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
-                    "Fetch it again."
-                )
 
 
 KINDS = (KIND, "daspeech")  # models that have such an encoder

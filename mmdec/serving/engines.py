@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 import mmdec
-from mmdec.hub.whisper import LoadedWhisper
+from mmdec.hub.audio_lm import LoadedAudioLm
 from mmdec.pipelines.description.chat import Dialogue, answer
 from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
@@ -73,7 +73,7 @@ class Transcription:
     def job(self, samples: Any, **options: Any) -> Job:
         """A job for 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        extractor, windows = self.loaded.extractor, isinstance(self.loaded, LoadedWhisper)
+        extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
         kind = "silent" if silent(samples) else "long" if long else "short"
         rows = self._how.rows if kind == "short" else 1

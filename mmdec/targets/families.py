@@ -158,7 +158,10 @@ def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
 def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, scorer: Scorer) -> None:
     shape = {name: value for name, value in config.to_dict().items() if name not in OWN}
     with _probing:
-        fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
+        try:
+            fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
+        except InputError as error:  # the small model breaks a rule, and so does this one
+            raise InputError(str(error).replace(", but ", f", but {kind.__name__} ", 1)) from error
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
         named, works = kind.__name__, known_families()
@@ -189,6 +192,8 @@ def _probe(
             for name in numbers(kind, config, given):
                 with suppress(Exception):  # the number may not be a window, and the class may reject a smaller one
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
+    except InputError:
+        raise
     except Exception as error:  # a class from outside transformers may raise anything
         message = " ".join(str(error).split())[:200]
         return (

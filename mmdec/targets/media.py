@@ -18,13 +18,13 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mmdec.decode.watch import Watch
@@ -79,7 +79,9 @@ class Encoded:
         features = self.features[tokens][None]  # one image of them
         listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
         deep = [[layer[tokens]] for layer in self.deep]
-        return SimpleNamespace(pooler_output=listed, last_hidden_state=features, deepstack_features=deep)
+        picked: Any = BaseModelOutputWithPooling(last_hidden_state=cast(Any, features), pooler_output=cast(Any, listed))
+        picked.deepstack_features = deep
+        return picked
 
 
 @dataclass

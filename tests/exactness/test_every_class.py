@@ -16,7 +16,8 @@ TRIED = CLASSES if WHOLE else sorted({"Gemma2ForCausalLM", *random.Random(2).sam
 
 def test_the_page_names_every_class() -> None:
     outcomes = recorded()
-    assert sorted(outcomes) == CLASSES
+    lacking = {*CLASSES} - {*outcomes}
+    assert not lacking  # an older transformers knows fewer
     assert list(outcomes.values()).count("exact") >= 120
 
 

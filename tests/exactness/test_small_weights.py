@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import mmdec
 from mmdec.targets.registry import target_of
@@ -113,7 +114,7 @@ def test_bitsandbytes(kind: str, tmp_path: Path) -> None:
 
 
 def test_lora() -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed")
+    peft = pytest.importorskip("peft", MIN_PEFT_VERSION, reason=f"peft {MIN_PEFT_VERSION} is not installed")
     model = llama()
     plain = model.generate(**prompts("x", (21,)), **OPTIONS)
     model.add_adapter(peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"]))

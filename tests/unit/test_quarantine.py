@@ -28,6 +28,8 @@ EXCEPTIONS = {
     ("training/__main__.py", "_checkpoint_connector"),
     ("training/__main__.py", "_loaded_checkpoint"),
     ("training/callbacks.py", "_batches_that_stepped"),
+    # torch's: the only name of its fused product by oneDNN.
+    ("ops/onednn.py", "_linear_pointwise"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
     ("hub/hifigan.py", "_v"),

@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import random
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.audio.live import cut_at_pauses
+from mmdec.decode.watch import Stopwatch
 from mmdec.hub.whisper import load_whisper
 from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.types import MmdecError
@@ -60,14 +60,14 @@ def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[st
     options: for `transcribe`. Raises MmdecError if tokens differ.
     """
     ratios, seconds, windows = list[float](), {"one after another": 0.0, "side by side": 0.0}, 0
-    encoder = 0.0
+    encoder, stopwatch = 0.0, Stopwatch()
     for at in range(0, len(recordings), BLOCK):
         cut = pieces(recordings[at : at + BLOCK])
-        start = time.process_time()
+        start = stopwatch.process()
         single = transcribe(cut, sample_rate=SAMPLE_RATE, batch_size=1, **options)
-        middle = time.process_time()
+        middle = stopwatch.process()
         shared = transcribe(cut, sample_rate=SAMPLE_RATE, batch_size=SIDE, cut_at_pauses=True, **options)
-        end = time.process_time()
+        end = stopwatch.process()
         if [one.tokens for one in single] != [one.tokens for one in shared]:
             raise MmdecError(f"Tokens of recordings {at} to {at + BLOCK} differ side by side. Report this as a bug.")
         seconds["one after another"] += middle - start

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -162,9 +161,9 @@ def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log:
         for index, samples in enumerate(sounds):
             for side in sides:
                 stopwatch.lap()
-                start = time.process_time()  # of all threads: the other engine has its own
+                start = stopwatch.process()  # of all threads: the other engine has its own
                 side.texts[index] = side.call(samples)
-                used, lap = time.process_time() - start, stopwatch.lap()
+                used, lap = stopwatch.process() - start, stopwatch.lap()
                 side.seconds[index, repeat], side.processor[index, repeat] = lap, used
         log(f"round {repeat + 1} of {repeats}")
 

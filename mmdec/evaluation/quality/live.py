@@ -26,9 +26,8 @@ from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.transcription import TranscriptionHarness
-from mmdec.hub.whisper import load_whisper
 from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
-from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, transcribe
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words
 from mmdec.training.metrics.word_errors import rate, word_edits
 
@@ -153,7 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in options.recordings.read_text(encoding="utf-8").splitlines()]
     sounds = [(load_audio(options.recordings.parent / row["path"]), str(row["text"])) for row in rows]
-    spoken: dict[str, Any] = {"model": load_whisper(options.model, "cpu"), "language": options.language}
+    spoken: dict[str, Any] = {"model": load_transcriber(options.model, "cpu"), "language": options.language}
     pause = 1e-4 * torch.randn(PAUSE, generator=torch.Generator().manual_seed(0))
     short = [(sound, text) for sound, text in sounds if SHORT[0] <= len(sound) / SAMPLE_RATE <= SHORT[1]]
     transcribe(sounds[0][0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)  # warm

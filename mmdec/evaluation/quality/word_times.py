@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mmdec.hub.whisper import load_whisper
-from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, transcribe
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words
 
 PAUSE = 0.25  # seconds of silence beside a word
@@ -89,7 +88,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")
     parser.add_argument("--language", help="default: detected")
     options = parser.parse_args()
-    loaded, errors = load_whisper(options.model), dict[str, list[TimeError]]()
+    loaded, errors = load_transcriber(options.model), dict[str, list[TimeError]]()
     for line in options.recordings.read_text(encoding="utf-8").splitlines():
         row: dict[str, Any] = json.loads(line)
         path = options.recordings.parent / row["path"]
