@@ -330,6 +330,18 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
         ) from error
 
 
+def read_pickle(path: Path, remedy: str) -> Any:
+    """Read a published checkpoint's pickle: of its classes only those that torch holds safe. remedy: the error's last
+    sentence. Raises InputError if it is damaged or names others."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged archive raises various errors
+        raise InputError(
+            f"`source` must be a checkpoint of tensors and plain values, but '{path}' is damaged or asks for more "
+            f"({type(error).__name__}: {error!s:.300}). {remedy}"
+        ) from error
+
+
 LARGEST = {  # maxima for the feature extractor; published models have 128 mels and FFTs of 400
     "feature_size": 1024,
     "n_fft": 2**14,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from mmdec.cli.options import AsJson, as_verb
-from mmdec.cli.reports import print_result
+from mmdec.cli.reports import print_written
 
 app = typer.Typer(
     help="Convert published weights to mmdec's format.",
@@ -26,7 +26,7 @@ def medusa(
     """Convert aiola's Medusa heads for Whisper. Only safetensors files are read."""
     from mmdec.hub.medusa import convert
 
-    _told(convert(source, output), as_json)
+    print_written(convert(source, output), as_json)
 
 
 @app.command(**as_verb("convert hifigan g_02500000 vocoder"))
@@ -40,7 +40,7 @@ def hifigan(
     """Convert a published HiFi-GAN generator. Of the pickle, only tensors are read."""
     from mmdec.hub.hifigan import convert
 
-    _told(convert(source, output), as_json)
+    print_written(convert(source, output), as_json)
 
 
 @app.command(**as_verb("convert daspeech published models/published"))
@@ -58,7 +58,7 @@ def daspeech(
     """Convert DASpeech as its authors publish it, a checkpoint of fairseq. Of the pickle, only tensors are read."""
     from mmdec.hub.fairseq import convert
 
-    _told(convert(source, output), as_json)
+    print_written(convert(source, output), as_json)
 
 
 @app.command(**as_verb("convert fairseq2 s2t_conformer.pt encoder.safetensors"))
@@ -70,7 +70,7 @@ def fairseq2(
     """Convert the encoder of fairseq2's s2t_conformer. Of a pickle, only tensors are read."""
     from mmdec.hub.fairseq2 import convert
 
-    _told(convert(source, output), as_json)
+    print_written(convert(source, output), as_json)
 
 
 @app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
@@ -90,8 +90,4 @@ def drafter(
     """Load a published draft network, and save it in mmdec's format. Of a pickle, only tensors are read."""
     from mmdec.hub.drafters import convert
 
-    _told(convert(source, output, system=cast(Any, system), vocab_size=vocab_size), as_json)
-
-
-def _told(folder: Path, as_json: bool) -> None:
-    print_result({"output": str(folder)}, as_json, str(folder))
+    print_written(convert(source, output, system=cast(Any, system), vocab_size=vocab_size), as_json)

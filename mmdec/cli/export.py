@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from mmdec.cli.options import AsJson, as_verb
-from mmdec.cli.reports import print_result
+from mmdec.cli.reports import print_written
 
 app = typer.Typer(
     help="Write drafters and translators in the layouts of other engines.",
@@ -34,7 +34,7 @@ def drafter(
     from mmdec.hub.export import export_drafter
 
     folder = export_drafter(source, output, cast(Any, to), model=model, num_speculative_tokens=num_speculative_tokens)
-    print_result({"output": str(folder)}, as_json, str(folder))
+    print_written(folder, as_json)
 
 
 @app.command(**as_verb("export onnx daspeech-everyday everyday-onnx"))
@@ -47,7 +47,7 @@ def onnx(
     from mmdec.hub.onnx import export_onnx
 
     folder = export_onnx(model, output)
-    print_result({"output": str(folder)}, as_json, str(folder))
+    print_written(folder, as_json)
 
 
 @app.command(**as_verb("export fairseq2 runs/units/network.safetensors s2t_conformer.safetensors"))
@@ -60,4 +60,4 @@ def fairseq2(
     from mmdec.hub.fairseq2 import export
 
     path = export(source, output)
-    print_result({"output": str(path)}, as_json, str(path))
+    print_written(path, as_json)

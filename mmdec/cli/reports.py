@@ -185,3 +185,8 @@ def show(table: RenderableType) -> None:
 def print_result(result: Mapping[str, Any], as_json: bool, text: str) -> None:
     """Print the result of a verb that writes a folder: a sentence, or one JSON object."""
     print(json_text(dict(result)) if as_json else text)
+
+
+def print_written(path: Path, as_json: bool) -> None:
+    """Print the file or folder that a verb wrote: its path, or one JSON object."""
+    print_result({"output": str(path)}, as_json, str(path))

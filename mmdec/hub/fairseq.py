@@ -24,7 +24,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from mmdec.checks.weights import check_finite_weights, damaged, fill
+from mmdec.checks.weights import check_finite_weights, damaged, fill, read_pickle
 from mmdec.hub.daspeech import save_model
 from mmdec.hub.hifigan import read_official
 from mmdec.hub.publish import new_folder
@@ -101,14 +101,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     Raises: InputError for a pickle that names other classes than `argparse.Namespace`, and if parts are missing.
     """
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged archive raises various errors
-        raise InputError(
-            f"`source` must be a checkpoint of tensors and plain values, but '{path}' is damaged or asks for more "
-            f"({type(error).__name__}: {error!s:.300}). Save its `model` and `args` alone."
-        ) from error
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        stored = read_pickle(path, "Save its `model` and `args` alone.")
     weights = stored.get("model") if isinstance(stored, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise InputError(f"`source` must hold its weights as `model`, but '{path}' does not. Fetch it again.")

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from mmdec.checks.files import write_whole
-from mmdec.checks.weights import check_finite_weights, read_weights
+from mmdec.checks.weights import check_finite_weights, read_pickle, read_weights
 from mmdec.nn.conformer import from_fairseq2, to_fairseq2
 from mmdec.types import InputError
 
@@ -46,13 +45,7 @@ def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Pa
 def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return read_weights([path], "source")
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged archive raises various errors
-        raise InputError(
-            f"`source` must be a checkpoint of tensors and plain values, but '{path}' is damaged or asks for more "
-            f"({type(error).__name__}: {error!s:.300})."
-        ) from error
+    stored = read_pickle(path, "Save its `model` alone.")
     state = stored.get("model", stored) if isinstance(stored, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"`source` must hold a state dict, or one as `model`, but '{path}' does not. Save it again.")

@@ -92,8 +92,8 @@ class Int8Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
-        scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(self._levels)  # far faster than its norm
-        out = product(rows.div(scales).round_(), self._packed).mul_(scales)
+        whole, scales = whole_numbers(rows, self._levels)
+        out = product(whole, self._packed).mul_(scales)
         if self.bias is not None:
             out += self.bias  # not in one step with the product: a fused one rounds once, and not for every shape
         return out.view(*input.shape[:-1], self.out_features)
@@ -141,6 +141,12 @@ def levels() -> int:
         if found.eq(64 * 127 * most).all():
             return most
     raise InputError("`dtype` may be int8 where sums of integers are exact, but here they are not. Choose float32.")
+
+
+def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Rows (N, I) as whole numbers of at most `most`, each with a scale (N, 1): a row is about their product."""
+    scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)  # far faster than its norm
+    return rows.div(scales).round_(), scales
 
 
 def pack(integers: Tensor, scales: Tensor) -> Any:

@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mmdec.nn.int8 import LEAST, levels, pack, product, quantise_rows
+from mmdec.nn.int8 import levels, pack, product, quantise_rows, whole_numbers
 
 PARTS = 2  # vectors in 8 bits that a state is the sum of: one loses what is small beside an outlying channel
 NEAR = 8.0  # scores so far below the largest are exact, too: the sum of all probabilities is then right to 1e-4
@@ -65,8 +65,7 @@ class Int8Scores:
         """Scores (N, V) by the product of integers, and how far each may be from the true one."""
         rest, parts, scales = states, list[Tensor](), list[Tensor]()
         for _ in range(PARTS):
-            scale = torch.linalg.vector_norm(rest, torch.inf, 1, True).clamp_(min=LEAST).div_(self._levels)
-            whole = rest.div(scale).round_()
+            whole, scale = whole_numbers(rest, self._levels)
             rest = rest - whole * scale
             parts.append(whole)
             scales.append(scale)

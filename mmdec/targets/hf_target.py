@@ -108,6 +108,11 @@ def hooked(module: nn.Module) -> bool:
     return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
 
 
+def plain_linear(module: nn.Module) -> bool:
+    """Whether the module is torch's own linear layer without hooks: its product may be computed otherwise."""
+    return type(module) is nn.Linear and not hooked(module)
+
+
 @final
 class LayerInput:
     """A hook that records the input of a decoder layer during `recording`; at other times it does nothing."""

@@ -18,7 +18,7 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 
 from mmdec.ops.onednn import attention, linear
 from mmdec.targets.attention import ALONE
-from mmdec.targets.hf_target import hooked
+from mmdec.targets.hf_target import hooked, plain_linear
 
 FRAMES = 100  # frames of features in a second
 STEP = FRAMES  # lengths are whole seconds, so that few shapes occur
@@ -71,19 +71,15 @@ def _through(layer: Any, x: Tensor) -> Tensor:
     heads = (part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts)
     x = x + _linear(own.out_proj, attention(*heads).transpose(1, 2).flatten(2))
     y = layer.final_layer_norm(x)
-    if type(layer.activation_fn) is GELUActivation and _plain(layer.fc1):
+    if type(layer.activation_fn) is GELUActivation and plain_linear(layer.fc1):
         y = linear(y, layer.fc1.weight, layer.fc1.bias, "gelu")
     else:
         y = layer.activation_fn(layer.fc1(y))
     return x + _linear(layer.fc2, y)
 
 
-def _plain(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and not hooked(module)
-
-
 def _linear(module: Any, x: Tensor) -> Tensor:
-    return linear(x, module.weight, module.bias) if _plain(module) else module(x)
+    return linear(x, module.weight, module.bias) if plain_linear(module) else module(x)
 
 
 def can_shorten(encoder: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from mmdec.nn.int8 import Int8Linear
 from mmdec.ops import onednn
 from mmdec.targets.attention import ALONE, over_all, over_past
-from mmdec.targets.hf_target import hooked
+from mmdec.targets.hf_target import hooked, plain_linear
 from mmdec.types import CACHE
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
@@ -186,7 +186,7 @@ def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 def _direct(module: Any) -> Map:
     """The function behind a module of torch without hooks, which skips `__call__`; other modules unchanged."""
-    if type(module) is nn.Linear and _bare(module):
+    if plain_linear(module):
         large = module.weight.numel() >= LARGE and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
     if type(module) is Int8Linear and _bare(module):

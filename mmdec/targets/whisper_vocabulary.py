@@ -19,7 +19,7 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 from mmdec.decode.sampling import Suppression
 from mmdec.nn.int8_scores import Int8Scores
 from mmdec.ops.onednn import linear
-from mmdec.targets.hf_target import hooked
+from mmdec.targets.hf_target import plain_linear
 from mmdec.types import InputError
 
 FEW = range(2, 6)  # numbers of columns for which a large vocabulary's product is fastest transposed
@@ -117,7 +117,7 @@ def vocabulary_scores(output: nn.Module, states: Tensor, greedy: GreedyWords | N
     another order, so logits differ by up to 1e-5.
     """
     columns = states.shape[0] * states.shape[1]
-    plain = type(output) is nn.Linear and output.bias is None and not hooked(output)
+    plain = plain_linear(output) and output.bias is None
     if plain and columns <= MOST and states.device.type == "cpu" and states.dtype == torch.float32:
         weight = cast(nn.Linear, output).weight
         if len(weight) >= LARGE and weight.dtype == torch.float32:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import seed_everything
 
 from mmdec import speculate
 from mmdec.hub.medusa import load_heads
@@ -30,19 +29,9 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "medusa"
 pytestmark = [
     *LIGHTNING,
+    pytest.mark.usefixtures("workplace"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """LightningCLI reads the command line, seeds every generator and says so in the environment: leave no trace."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["python"])
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    yield tmp_path
-    seed_everything(0, verbose=False)
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 
 from mmdec.training.__main__ import main
 from mmdec.training.daspeech.corpus import SpeechTranslationData
@@ -32,7 +30,12 @@ from tests.support.tiny_whisper import write as write_whisper
 ROOT = Path(__file__).parents[2]
 STEPS, EPOCH = 20, 5
 Options = dict[str, Any]
-pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:.*eval mode"), pytest.mark.filterwarnings("ignore:.*barrier")]
+pytestmark = [
+    *MARKS,
+    pytest.mark.usefixtures("workplace"),
+    pytest.mark.filterwarnings("ignore:.*eval mode"),
+    pytest.mark.filterwarnings("ignore:.*barrier"),
+]
 
 
 def translator(root: Path) -> tuple[Options, Options]:
@@ -149,17 +152,6 @@ RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {
 QUICK = ("daspeech/phrasebook/units", "ctc/french")
 SIZE = {"batch_size", "batch_states", "batch_pieces", "batch_seconds", "rows"}  # of a process's batch
 ALL = bool(os.environ.get("MMDEC_ALL"))
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """LightningCLI reads the command line, seeds every generator and says so in the environment: leave no trace."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["python"])
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    yield tmp_path
-    seed_everything(0, verbose=False)
 
 
 def arguments(recipe: str, model: Options, data: Options, processes: int) -> list[str]:

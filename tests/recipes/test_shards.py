@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from mmdec.training.corpora.shards import Shards
 from mmdec.training.daspeech import shards
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.types import InputError
+from tests.support.killed import train_until_killed
 from tests.support.small_recipes import MARKS
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_translator import tiny_sizes
@@ -102,19 +100,7 @@ def test_a_killed_run_on_shards_ends_as_one_on_the_corpus(
     monkeypatch.chdir(whole)
     four = ("--trainer.max_epochs=4",)
     main(options(corpus, None, *four))
-    killed = [
-        "--trainer.callbacks+=tests.support.killed.Killed",
-        "--trainer.callbacks.step=8",
-    ]
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *options(corpus, written, *four, *killed)],
-        cwd=broken,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=900,
-        check=False,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    train_until_killed(options(corpus, written, *four), 8, broken)
     monkeypatch.chdir(broken)
     main(options(corpus, written, *four, "--ckpt_path=last"))
     one, other = weights(whole), weights(broken)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 from transformers import GenerationConfig
 from typer.testing import CliRunner, Result
 
@@ -27,20 +26,11 @@ from tests.support.tiny_text import language_model
 
 pytestmark = [
     *LIGHTNING,
+    pytest.mark.usefixtures("workplace"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
     pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
 ]
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """LightningCLI seeds every generator and says so in the environment: leave no trace."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    yield tmp_path
-    seed_everything(0, verbose=False)
 
 
 def write_llama(folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from lightning.pytorch import seed_everything
 
 import mmdec
 from mmdec.training.__main__ import main
@@ -23,6 +21,7 @@ from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.vlm_drafters.regenerate import draft_data, draft_module
 from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
+from tests.support.killed import train_until_killed
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_squares import write_squares, write_target
@@ -42,20 +41,11 @@ SMALL = {
 LARGE = [*sorted(RECIPES.glob("mix665k/*.yaml")), *sorted(RECIPES.glob("ultrachat/*.yaml"))]
 pytestmark = [
     *LIGHTNING,
+    pytest.mark.usefixtures("workplace"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
     pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
 ]
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """LightningCLI seeds every generator and says so in the environment: leave no trace."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    yield tmp_path
-    seed_everything(0, verbose=False)
 
 
 @pytest.fixture(scope="module")
@@ -149,16 +139,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     unbroken.mkdir()
     broken.mkdir()
     common = ("--trainer.max_epochs=4", "--data.init_args.ramp.epochs=4", "--model.init_args.noise=0.1")
-    killed = options(f"scenes/{system}", base, corpus, *common, "--trainer.callbacks+=tests.support.killed.Killed")
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed, "--trainer.callbacks.step=5"],
-        cwd=broken,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=900,
-        check=False,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    train_until_killed(options(f"scenes/{system}", base, corpus, *common), 5, broken)
     monkeypatch.chdir(unbroken)
     main(options(f"scenes/{system}", base, corpus, *common))
     monkeypatch.chdir(broken)

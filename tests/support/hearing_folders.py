@@ -7,13 +7,12 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.training.vlm.tokens import build_tokenizer
-from tests.support.media_models import FOR, OWN, shrunk
-from tests.support.tiny_vlm_folder import TEXTS, configure, settings, sharpen
+from tests.support.media_models import FOR, OWN, family_model
+from tests.support.tiny_vlm_folder import TEXTS, configure, settings
 
 MARKS = {  # the tokens of a family's tokenizer, by the names that its processor reads
     "AudioFlamingo3": {"audio_token": "<sound>"},
@@ -71,11 +70,7 @@ def hearing(family: str, seed: int = 0) -> tuple[Any, Any]:
     }
     if family == "GraniteSpeech":
         own["encoder_config.input_dim"] = 160  # 80 mels of two frames: a folder does not keep another number
-    kind: Any = getattr(transformers, family + FOR)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = kind(kind.config_class(**shrunk(kind.config_class(), own))).eval()
-        sharpen(model, seed, 1.6)
+    model = family_model(family, own, seed)
     configure(model, tokenizer)
     return model, processor(family, tokenizer)
 
@@ -112,17 +107,13 @@ def voxtral(folder: Path, seed: int = 0) -> Path:
         "special_tokens": [{"rank": at, "token_str": mark, "is_control": True} for at, mark in enumerate(marks)],
         "audio": sound,
     }
-    kind: Any = transformers.VoxtralForConditionalGeneration
     own = {
         "audio_token_id": 24,
         "audio_config.intermediate_size": 128,
         "audio_config.max_source_positions": 1500,
         "text_config.vocab_size": size["default_vocab_size"],
     }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = kind(kind.config_class(**shrunk(kind.config_class(), own))).eval()
-        sharpen(model, seed, 1.6)
+    model = family_model("Voxtral", own, seed)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 11
     model.save_pretrained(folder)
     transformers.WhisperFeatureExtractor(feature_size=16).save_pretrained(folder)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -19,3 +23,17 @@ class Killed(Callback):
     ) -> None:
         if trainer.global_step == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(options: Sequence[str], step: int, folder: Path) -> None:
+    """Run `mmdec.training` with these options in `folder`, in a process of its own that is killed after step `step`."""
+    killed = ("--trainer.callbacks+=tests.support.killed.Killed", f"--trainer.callbacks.step={step}")
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *options, *killed],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=900,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()

@@ -14,6 +14,8 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging
 
+from tests.support.tiny_vlm_folder import sharpen
+
 VOCABULARY = 64
 IMAGE, VIDEO, AUDIO = 60, 61, 62  # placeholders
 SMALL: dict[str, Any] = {  # every field of a part's configuration that has one of these names
@@ -72,6 +74,16 @@ def shrunk(config: Any, own: dict[str, Any]) -> dict[str, Any]:
             given[name] = list(dict.fromkeys(given[name]))[:2]
             given[name] = (given[name] * 2)[:2]
     return given | {name: value for name, value in own.items() if "." not in name}
+
+
+def family_model(family: str, own: dict[str, Any], seed: int) -> Any:
+    """A small random model of a family whose answers are not flat. own: settings of its own, as for `shrunk`."""
+    kind: Any = getattr(transformers, family + FOR)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind(kind.config_class(**shrunk(kind.config_class(), own))).eval()
+        sharpen(model, seed, 1.6)
+    return model
 
 
 @lru_cache(60)

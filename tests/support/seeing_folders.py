@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.hub.vlm import for_pictures
 from mmdec.training.vlm.tokens import build_tokenizer
-from tests.support.media_models import FOR, OWN, shrunk
-from tests.support.tiny_vlm_folder import TEXTS, configure, settings, sharpen
+from tests.support.media_models import FOR, OWN, family_model
+from tests.support.tiny_vlm_folder import TEXTS, configure, settings
 
 SIDE = {"height": 28, "width": 28}
 QWEN = {
@@ -183,11 +182,7 @@ def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
     for name in ("video_token_id", "video_token_index"):
         if "video_token" in marks:
             own[name] = number(marks["video_token"])
-    kind: Any = getattr(transformers, family + FOR)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = kind(kind.config_class(**shrunk(kind.config_class(), own))).eval()
-        sharpen(model, seed, 1.6)
+    model = family_model(family, own, seed)
     configure(model, tokenizer)
     return model, made
 

@@ -25,12 +25,12 @@ from mmdec.audio.live import cut_at_pauses
 from mmdec.decode.watch import Stopwatch
 from mmdec.hub.whisper import load_whisper
 from mmdec.pipelines.transcription.transcribe import transcribe
+from mmdec.training.corpora.librispeech import SOUNDS
 from mmdec.types import MmdecError
 
 SHORTEST, LONGEST = 1.5, 40.0  # seconds; their logarithms are evenly spread
 BLOCK = 20  # recordings between two turns
 SIDE = 8  # decoded side by side
-SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 
 
 def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
