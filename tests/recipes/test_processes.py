@@ -131,6 +131,7 @@ RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {
     "daspeech/cvss/joint": joint,
     "daspeech/phrasebook/acoustic": voice,
     "daspeech/cvss/acoustic": voice,
+    "voice/flite": voice,
     "daspeech/phrasebook/vocoder": vocoder,
     "daspeech/cvss/vocoder": vocoder,
     "ctc/french": head,

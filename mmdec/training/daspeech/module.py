@@ -19,6 +19,7 @@ from mmdec.checks.weights import read_weights
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, Lattice
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, SpeechToUnits
+from mmdec.nn.int8 import unpack_rows
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.metrics.text import phone_distance
@@ -299,7 +300,9 @@ class InitialWeights(Callback):
                 raise InputError(
                     f"`files` must name existing safetensors, but '{file}' does not exist. Train it first."
                 )
-            state = {prefix + name: value.float() for name, value in read_weights([file], "files").items()}
+            state = {
+                prefix + name: value for name, value in unpack_rows(read_weights([file], "files"), "files").items()
+            }
             network: Any = pl_module.network  # torch's types allow a tensor here, too
             if prefix:
                 self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
