@@ -8,6 +8,7 @@ written to one safetensors file.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast, final
@@ -152,7 +153,9 @@ def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def pack(integers: Tensor, scales: Tensor) -> Any:
     """What `product` multiplies by. integers: (O, I) int8. scales: (O,)."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
-    weight = torch.quantize_per_channel(integers * scales[:, None], scales.double(), zeros, 0, torch.qint8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor")  # deprecated since torch 2.13, without a successor
+        weight = torch.quantize_per_channel(integers * scales[:, None], scales.double(), zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(weight, None)
 
 
