@@ -44,7 +44,7 @@ test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers th
 	$(if $(MODELS),$(MAKE) real-tables)
 
 peers: $(PEERS)/ready  ## drafters beside the code of speculators, in an environment of its own, PEERS=.venv-peers
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers/test_exports.py tests/peers/test_speculators.py
 
 authors: .venv-dev/ready  ## DASpeech's own code beside the converted one: DASPEECH=CLONE of github.com/ictnlp/DASpeech
 	@test -d "$(DASPEECH)/fairseq" || { echo "make authors needs a clone of github.com/ictnlp/DASpeech, but DASPEECH='$(DASPEECH)' is none: make authors DASPEECH=folder"; exit 2; }

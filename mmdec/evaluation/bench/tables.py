@@ -173,10 +173,11 @@ def machine(hardware: dict[str, Any]) -> str:
 
 
 def _grid(head: Sequence[str], rows: Rows) -> Table:
-    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = [*zip(head, *rows, strict=True)]
     rest = sum(max(map(len, column)) for column in columns[1:])
-    first = min(max(map(len, columns[0])), max(FIRST, WIDTH - 2 * len(head) - rest - 1))
+    gap = 2 if FIRST + rest + 2 * len(head) < WIDTH else 1
+    first = min(max(map(len, columns[0])), max(FIRST, WIDTH - gap * len(head) - rest - 1))
+    grid = Table(box=SIMPLE_HEAD, padding=(0, gap - 1, 0, 0))
     grid.add_column(escape(head[0]), min_width=first, max_width=first, overflow="fold")
     for name in head[1:]:
         grid.add_column(escape(name), justify="right", no_wrap=True)

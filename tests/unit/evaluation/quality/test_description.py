@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from PIL import Image
 from rich.console import Console
+from typer.testing import CliRunner
 
 import mmdec
+from mmdec import cli
 from mmdec.evaluation.bench.description import bench_vlm
 from mmdec.evaluation.bench.report import BenchRun
 from mmdec.evaluation.bench.tables import screen
@@ -179,6 +181,27 @@ def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Pa
     assert "accepted: without it" in shown(screen(BenchRun((found,))))  # papers give tokens a round both ways
     rows = [row for row in found.comparisons if row.group == "all" and row.subject == "recycling"]
     assert all(0 <= row.accepted_per_round <= row.tokens_per_round for row in rows)
+
+
+def test_mmspecs_own_list_is_measured(tmp_path: Path) -> None:
+    """`mmdec bench vlm` on a folder in the layout of dataset/MMSpec: tokens a round are shown whole, both ways."""
+    folder, listed = write(tmp_path / "vlm"), tmp_path / "testmini" / "mmspec.jsonl"
+    (listed.parent / "images").mkdir(parents=True)
+    rows = []
+    for number in range(3):
+        name = f"mmspec_{number:03}"
+        Image.fromarray(pixels(number)).save(listed.parent / "images" / f"{name}.jpg")
+        turns = ["What is it?", "Why?"][: 1 + number % 2]
+        rows.append({"id": name, "image": f"{name}.jpg", "turns": turns, "category": "coco", "topic": "text vqa"})
+    listed.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = {"--questions": listed, "--model": folder, "--drafter": "lookup", "--plan": 3, "--repeats": 1}
+    words = [str(word) for pair in {**options, "--threads": 1, "--max-new-tokens": 9}.items() for word in pair]
+    result = CliRunner().invoke(cli.app, ["bench", "vlm", *words])
+    assert result.exit_code == 0, result.output
+    assert "tokens of lookup and of transformers' greedy loop: 3 of 3 equal" in result.stdout
+    assert "task text" in result.stdout
+    assert re.search(r"tok/round +accepted *\n", result.stdout)
+    assert "correction or bonus included; accepted: without it" in result.stdout
 
 
 def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
