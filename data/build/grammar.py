@@ -95,12 +95,26 @@ def _adjective(line: str) -> Filler:
     return Filler(forms if len(forms) > 1 else adjective_forms(french), tuple(English(text) for text in english))
 
 
+def _verb(line: str) -> Filler:
+    """`ouvrir/ouvre/ouvrez la porte = open the door`: {v}, {v.f} to one's "tu", {v.s} to one's "vous"."""
+    french, english = _split(line, "verb")
+    head, _, rest = french.partition(" ")
+    infinitive, singular, plural = (f"{form} {rest}" for form in head.split("/"))
+    return Filler((infinitive, singular), tuple(English(text) for text in english), plural_form=plural)
+
+
 def _phrase(line: str) -> Filler:
     french, english = _split(line, "phrase")
     return Filler((french,), tuple(English(text) for text in english))
 
 
-_ITEM: dict[str, Callable[[str], Filler]] = {"noun": _noun, "adjective": _adjective, "phrase": _phrase}
+_ITEM: dict[str, Callable[[str], Filler]] = {
+    "noun": _noun,
+    "adjective": _adjective,
+    "verb": _verb,
+    "phrase": _phrase,
+    "name": lambda line: Filler((line,), (English(line),)),  # the same in both languages
+}
 
 
 def _numerals(kind: str, spec: dict) -> Iterator[Filler]:
@@ -114,6 +128,7 @@ def _numerals(kind: str, spec: dict) -> Iterator[Filler]:
             "timetable": numerals.timetable,
             "price": numerals.prices,
             "date": numerals.dates,
+            "year": lambda: numerals.years(spec["from"], spec["to"]),
         }[kind]()
     for item in source:
         yield Filler((item.french, item.feminine), tuple(English(text) for text in item.english))

@@ -22,7 +22,11 @@ class Numeral:
 
 
 def french_number(value: int, *, feminine: bool = False, ordinal: bool = False) -> str:
-    """`value` (0 to 999) in French. `ordinal`: as in "chambre quatre-vingt", where the plural s is dropped."""
+    """`value` (0 to 999,999) in French. `ordinal`: as in "chambre quatre-vingt", where the plural s is dropped."""
+    if value >= 1000:
+        thousands, rest = divmod(value, 1000)
+        head = "mille" if thousands == 1 else f"{french_number(thousands, ordinal=True)} mille"
+        return f"{head} {french_number(rest, feminine=feminine, ordinal=ordinal)}" if rest else head
     if value >= 100:
         hundreds, rest = divmod(value, 100)
         head = _FRENCH["hundred"] if hundreds == 1 else f"{_FRENCH['units'][hundreds]} {_FRENCH['hundred']}"
@@ -42,7 +46,12 @@ def french_number(value: int, *, feminine: bool = False, ordinal: bool = False) 
 
 
 def english_number(value: int) -> tuple[str, ...]:
-    """`value` (0 to 999) in English, canonical first ("one hundred and twelve", then "one hundred twelve")."""
+    """`value` (0 to 999,999) in English, canonical first ("one hundred and twelve", then "one hundred twelve")."""
+    if value >= 1000:
+        thousands, rest = divmod(value, 1000)
+        head = f"{english_number(thousands)[0]} {_ENGLISH['thousand']}"
+        tail = english_number(rest)[0]
+        return (f"{head} and {tail}" if rest < 100 else f"{head} {tail}",) if rest else (head,)
     if value >= 100:
         hundreds, rest = divmod(value, 100)
         head = f"{_ENGLISH['units'][hundreds]} {_ENGLISH['hundred']}"
@@ -75,6 +84,20 @@ def numbers(values: list[int], *, ordinal: bool = False) -> Iterator[Numeral]:
             english_number(value),
             french_number(value, feminine=True, ordinal=ordinal),
         )
+
+
+def years(first: int, last: int) -> Iterator[Numeral]:
+    """Years from `first` to `last`, of the eighteenth century to the twenty-first."""
+    for value in range(first, last + 1):
+        french, (hundreds, rest) = french_number(value), divmod(value, 100)
+        if 2000 <= value < 2010:
+            english = english_number(value)
+        elif rest < 10:
+            tails = (_ENGLISH["hundred"],) if rest == 0 else (f"oh {_ENGLISH['units'][rest]}", _ENGLISH["units"][rest])
+            english = tuple(f"{english_number(hundreds)[0]} {tail}" for tail in tails)
+        else:
+            english = (f"{english_number(hundreds)[0]} {english_number(rest)[0]}",)
+        yield Numeral(french, english, french)
 
 
 def _hour(hour: int) -> str:

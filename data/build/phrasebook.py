@@ -4,18 +4,23 @@ python data/build/phrasebook.py --text-only 20 --seed 1       # test sentences a
 python data/build/phrasebook.py --out data/corpus             # the whole corpus, resumable
 python data/build/phrasebook.py --pairs data/phrasebook       # all sentences, in the layout of tatoeba.py
 python data/build/phrasebook.py --pairs data/home --patterns home    # what one says to a house, the same way
+python data/build/phrasebook.py --pairs data/assistant --patterns assistant    # more of it, to one's tu and vous
+python data/build/phrasebook.py --pairs data/records --patterns records    # encyclopaedias, addresses, news, debates
 """
 
 import argparse
 import hashlib
 import os
+import re
 import sys
 from collections import Counter
 from pathlib import Path
 
 from parent import end_with_parent
-from splits import Sentence, in_order, read_sentences, words
+from splits import Sentence, in_order, normalise, read_sentences, words
 from tables import write_text
+
+FOLDERS = ("patterns", "home", "assistant", "records")  # of the grammar
 
 
 def _counts(sentences: list[Sentence]) -> list[tuple[str, int]]:
@@ -55,6 +60,12 @@ def write_pairs(folder: Path, sentences: list[Sentence]) -> None:
         write_text(folder / f"{split}.tsv", rows)
 
 
+def without(sentences: list[Sentence], tables: list[Path]) -> list[Sentence]:
+    """The sentences of which no table (tab-separated texts) holds the French or an English reference."""
+    known = {normalise(text) for table in tables for text in re.split("[\t\n]", table.read_text(encoding="utf-8"))}
+    return [s for s in sentences if known.isdisjoint(map(normalise, (s.french, *s.renderings)))]
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="build the corpus in this folder (or go on with one begun there)")
@@ -73,7 +84,8 @@ def _arguments() -> argparse.Namespace:
         "--text-only", type=int, metavar="N", help="print N test sentences with all renderings, nothing else"
     )
     parser.add_argument("--pairs", type=Path, help="write every sentence and its references to this folder, as tables")
-    parser.add_argument("--patterns", default="patterns", choices=("patterns", "home"), help="folder of the grammar")
+    parser.add_argument("--without", type=Path, nargs="+", default=[], help="tables of texts that no pair may hold")
+    parser.add_argument("--patterns", default="patterns", choices=FOLDERS, help="folder of the grammar")
     return parser.parse_args()
 
 
@@ -94,7 +106,7 @@ def main() -> int:
         for name, count in _counts(sentences):
             print(f"{name}: {count}")
     if arguments.pairs:
-        write_pairs(arguments.pairs, sentences)
+        write_pairs(arguments.pairs, without(sentences, arguments.without))
     if arguments.out:
         from recording import Plan, build
 

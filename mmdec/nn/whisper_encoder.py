@@ -22,6 +22,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.nn.conformer import lengths_to_mask
+from mmdec.ops.onednn import attention, linear
 
 HOP, WINDOW = 160, 400  # samples between two frames of features, and samples in one frame
 STEP = 2 * HOP  # samples between states
@@ -132,7 +133,8 @@ class WhisperEncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.self_attn(self.self_attn_layer_norm(x), mask)
-        return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+        wide = linear(self.final_layer_norm(x), self.fc1.weight, self.fc1.bias, "gelu")
+        return x + linear(wide, self.fc2.weight, self.fc2.bias)
 
 
 class SelfAttention(nn.Module):
@@ -147,10 +149,14 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        parts = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        products = (linear(x, layer.weight, layer.bias) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        parts = (product.unflatten(-1, (self.heads, -1)) for product in products)
         query, key, value = (part.transpose(1, 2) for part in parts)  # (B, H, S, D / H)
-        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out_proj(y.transpose(1, 2).flatten(2))
+        if mask is None:
+            y = attention(query * query.shape[-1] ** -0.5, key, value)
+        else:
+            y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return linear(y.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
 
 
 def sound_features(

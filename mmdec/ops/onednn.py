@@ -22,9 +22,10 @@ Activation = Literal["none", "gelu"]
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether oneDNN computes with these: float32 on a CPU of x86, and no gradient is wanted."""
+    """Whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is exported."""
     return (
         BUILT_IN
+        and not torch.compiler.is_exporting()
         and torch.backends.mkldnn.is_available()
         and all(one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors)
         and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
@@ -48,7 +49,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
     A row's result is the same beside any other rows. Few queries, and where `takes` says no: torch's own.
     """
-    if queries.shape[2] < MANY or not takes(queries, keys, values):
+    if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     out = torch.empty(queries.shape)
     across, keys, queries = values.transpose(2, 3).contiguous(), keys.contiguous(), queries.contiguous()

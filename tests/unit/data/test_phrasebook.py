@@ -182,12 +182,52 @@ def test_canonical_is_deterministic(some: list[splits.Sentence]) -> None:
         (80, "quatre-vingts", "eighty"), (81, "quatre-vingt-un", "eighty-one"), (91, "quatre-vingt-onze", "ninety-one"),
         (99, "quatre-vingt-dix-neuf", "ninety-nine"), (100, "cent", "one hundred"),
         (200, "deux cents", "two hundred"), (203, "deux cent trois", "two hundred and three"),
-        (318, "trois cent dix-huit", "three hundred and eighteen"),
+        (318, "trois cent dix-huit", "three hundred and eighteen"), (1000, "mille", "one thousand"),
+        (2020, "deux mille vingt", "two thousand and twenty"), (80_000, "quatre-vingt mille", "eighty thousand"),
+        (3_400, "trois mille quatre cents", "three thousand four hundred"),
     ],
 )  # fmt: skip
 def test_numbers(value: int, french_text: str, english_text: str) -> None:
     assert numerals.french_number(value) == french_text
     assert numerals.english_number(value)[0] == english_text
+
+
+@pytest.mark.parametrize(
+    ("year", "french_text", "english_texts"),
+    [
+        (1984, "mille neuf cent quatre-vingt-quatre", ("nineteen eighty-four",)),
+        (1905, "mille neuf cent cinq", ("nineteen oh five", "nineteen five")),
+        (1900, "mille neuf cents", ("nineteen hundred",)),
+        (2003, "deux mille trois", ("two thousand and three",)),
+        (2012, "deux mille douze", ("twenty twelve",)),
+    ],
+)
+def test_years(year: int, french_text: str, english_texts: tuple[str, ...]) -> None:
+    assert next((item.french, item.english) for item in numerals.years(year, year)) == (french_text, english_texts)
+
+
+@pytest.mark.parametrize("folder", ["assistant", "records"])
+def test_sentences_of_other_folders_are_spelt(folder: str) -> None:
+    for sentence in splits.in_order(splits.read_sentences(folder), 0)[:2000]:
+        for text in (sentence.french, *sentence.renderings[:2]):
+            assert text[0] == text[0].upper(), text
+            assert text[-1] in ".?!", text
+            assert not re.search(r"[{}|()#~@&/=]|  |\bde (le|les) |\bà (le|les) [a-z]", text), text
+
+
+def test_verbs_are_said_to_tu_and_to_vous() -> None:
+    found = {s.french: s.renderings for s in splits.read_sentences("assistant")}
+    assert found["Ouvre les volets, s'il te plaît."] == found["Ouvrez les volets, s'il vous plaît."]
+    assert "Can you open the shutters?" in found["Peux-tu ouvrir les volets ?"]
+
+
+def test_pairs_that_a_table_holds_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "test.tsv").write_text("1\t1\tOUVRE les volets\t-\n2\t2\t-\tClose the gate!\n", encoding="utf-8")
+    sentences = splits.read_sentences("assistant")
+    left = {sentence.french for sentence in phrasebook.without(sentences, [tmp_path / "test.tsv"])}
+    gone = {sentence.french for sentence in sentences} - left
+    assert {"Ouvre les volets.", "Ferme le portail."} <= gone
+    assert "Allume la télé." in left
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,10 @@ def test_of_the_margin_so_much_is_given_as_is_wanted(pair: tuple[WhisperEncoder,
     assert lengths.tolist() == [75, 65, 100]
     assert counts.tolist() == [35, 25, 100]
     assert torch.equal(cut, states)  # the third row is the longest
+
+
+def test_an_exported_layer_takes_any_length_and_is_torchs_alone(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+    layer, width = pair[0].layers[0], pair[0].config.d_model
+    shapes = ({1: torch.export.Dim("states", min=4, max=100)}, None)
+    program = torch.export.export(layer.requires_grad_(False), (torch.zeros(1, 20, width), None), dynamic_shapes=shapes)
+    assert not [node for node in program.graph.nodes if "mkldnn" in str(node.target)]
