@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from mmdec.nn.dag_decoder import BOS, EOS
-from mmdec.pipelines.translation.translator import RERANKED, STRATEGIES, SpeechTranslator
+from mmdec.pipelines.translation.translator import (
+    RERANKED,
+    STRATEGIES,
+    SpeechTranslator,
+    readings,
+    second_opinion,
+)
 from tests.conftest import buzz
 from tests.support.tiny_heard import parts
 
@@ -63,7 +69,14 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
             steps = zip([BOS, *text], [*text, EOS], strict=True)
             chances = [model.model.ar.step(torch.tensor([a]), cache).log_softmax(-1)[0, b] for a, b in steps]
             worth.append(float(score) + float(sum(chances)))
+    read: list[int] = []  # rows of each pass of the decoder
+    model.model.ar.register_forward_hook(lambda _, given, __: read.append(len(given[0])))
     (row,) = model.translate([sound], "reranked")
+    assert read == [len(texts)]  # its confidence needs no pass of its own
+    with torch.inference_mode():
+        (alone,) = readings(model.model.ar, [texts[worth.index(max(worth))]], source)
+    told = second_opinion(alone)
+    assert {name: row.evidence[name] for name in told} == pytest.approx(told, abs=1e-4)
     assert row.units == [model.units[token] for token in texts[worth.index(max(worth))]]
     assert row.passes == 2
     assert max(worth) > worth[0] or seed not in (0, 3)  # not the search's own first in some

@@ -39,40 +39,41 @@ from mmdec.pipelines.translation.passes import SPECIALS, OnPass, PassListener
 from mmdec.targets.units import EOS, PAD, UnitTarget
 from mmdec.types import InputError
 
+__all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
+
+STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
+GPU_ROWS = 16  # rows of a padded batch on a GPU
+RERANKED = 8  # texts of the graph that the autoregressive decoder reads
+DRAFT_NODES = 192  # draft nodes of a graph: for an utterance's units and alternatives
+
+GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
+
 Rows = list[dict[str, float]]
 Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
+Reading = tuple[list[float], list[bool]]  # of a text's units and its end: log-probabilities; whether they are preferred
+# units; the graph's states [(K + 1, D), ...] for each row's path, </s> included; passes; evidence
+_Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], Rows]
 
 
-def second_opinion(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> Rows:
-    """Evidence from one pass of the autoregressive decoder: its probabilities of each row's units, and the share of
-    units for which it prefers another.
+def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> list[Reading]:
+    """Read each row's units in one pass of the autoregressive decoder.
 
     decoder: units (B, M) so far, states and their lengths -> logits (B, M, V). tokens: each row's units.
     """
-    said, chances = _read(decoder, tokens, source)
-    chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
-    same = (chances.argmax(-1) == said[:, 1:]).tolist()
-    seen = []
-    for row, logprobs, agrees in zip(tokens, chosen, same, strict=True):
-        size = len(row) + 1
-        differ = 1 - sum(agrees[:size]) / size
-        seen.append(evidence(logprobs[:size]) | {"differs": math.log(differ + FLOOR)})
-    return seen
-
-
-def likelihoods(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> Tensor:
-    """The autoregressive decoder's log-probability of each row's units with their end: (B,). Arguments as for
-    `second_opinion`."""
-    said, chances = _read(decoder, tokens, source)
-    chosen = chances.gather(2, said[:, 1:, None])[..., 0]
-    return chosen.masked_fill(said[:, 1:] == PAD, 0.0).sum(-1)
-
-
-def _read(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> tuple[Tensor, Tensor]:
-    """<s> units </s> of each row (B, M + 1), and log-probabilities of all units after the first (B, M, V)."""
     rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
     said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    return said, decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
+    chances = decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
+    chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
+    same = (chances.argmax(-1) == said[:, 1:]).tolist()
+    sizes = [len(row) + 1 for row in tokens]
+    return [(row[:size], agrees[:size]) for row, agrees, size in zip(chosen, same, sizes, strict=True)]
+
+
+def second_opinion(reading: Reading) -> dict[str, float]:
+    """Evidence from the autoregressive decoder: its probabilities of a text's units, and the share of units for which
+    it prefers another."""
+    logprobs, agrees = reading
+    return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
@@ -105,19 +106,6 @@ def head_evidence(source: Source) -> Rows:
             | {"frames": math.log(doubt + FLOOR), "rate": math.log(max(places, 1) / max(frames, 1))}
         )
     return seen
-
-
-__all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
-
-STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
-GPU_ROWS = 16  # rows of a padded batch on a GPU
-RERANKED = 8  # texts of the graph that the autoregressive decoder reads
-DRAFT_NODES = 192  # draft nodes of a graph: for an utterance's units and alternatives
-
-GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
-
-# units; the graph's states [(K + 1, D), ...] for each row's path, </s> included; passes; evidence
-_Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], list[dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -259,9 +247,9 @@ class SpeechTranslator:
             run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
             tokens, hidden, passes, seen = run(source, strategy, listener)
         with clock.stage("confidence"):
-            if self.model.ar is not None:
-                other = second_opinion(self.model.ar, tokens, source)
-                seen = [row | new for row, new in zip(seen, other, strict=True)]
+            if self.model.ar is not None and strategy != "reranked":
+                read = readings(self.model.ar, tokens, source)
+                seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
             seen = [row | new for row, new in zip(seen, head_evidence(source), strict=True)]
             sure = [confidence(row, self.calibrations, kind) for row in seen]
         with clock.stage("words"):
@@ -310,10 +298,11 @@ class SpeechTranslator:
     def _graph(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         collapse = self.decoding.collapse
+        read: list[Reading] = []
         if strategy in ("beam", "reranked"):
             path = lattice.beam(getattr(self.model, "written", None), collapse, RERANKED if strategy != "beam" else 1)
-            if strategy != "beam":
-                path = self._likeliest(path, source)
+            if strategy == "reranked":
+                path, read = self._likeliest(path, source)
         else:
             path = lattice.path(
                 strategy,
@@ -329,14 +318,16 @@ class SpeechTranslator:
             for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
         ]
         seen = path_evidence(path.scores, path.lengths)
+        if read:
+            seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
         if self.model.ar is None:  # no second opinion: the graph's own
             own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             seen = [row | new for row, new in zip(seen, own, strict=True)]
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
 
-    def _likeliest(self, paths: LatticePath, source: Source) -> LatticePath:
+    def _likeliest(self, paths: LatticePath, source: Source) -> tuple[LatticePath, list[Reading]]:
         """Of each row's paths, side by side, the one of the highest sum of the beam search's score and the text's
-        log-probability by the autoregressive decoder, which reads all texts in one pass.
+        log-probability by the autoregressive decoder, which reads all texts in one pass; and how it reads that text.
 
         Source: after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
         """
@@ -345,9 +336,10 @@ class SpeechTranslator:
         _, texts = _spoken(paths)
         repeated = source.select([row for row in range(rows) for _ in range(count)])
         assert paths.beams is not None  # they come from a beam search
-        worth = paths.beams + likelihoods(self.baseline, texts, repeated)
-        best = worth.view(rows, count).argmax(-1)
-        return paths.select(torch.arange(rows, device=best.device) * count + best)
+        read = readings(self.baseline, texts, repeated)
+        worth = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in read])
+        best = torch.arange(rows, device=worth.device) * count + worth.view(rows, count).argmax(-1)
+        return paths.select(best), [read[row] for row in best.tolist()]
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
         """Turn log mels [(F, 80), ...] into samples [(T,), ...] on the CPU, within [-1, 1]."""
