@@ -64,7 +64,7 @@ def judge(out: Path, whisper: str) -> None:
     from natural_french import MANIFEST
     from tatoeba import key
 
-    from mmdec.training.metrics.word_errors import word_edits
+    from mmdec.training.metrics.text import word_edits
 
     rows = {name: row for name, row in read_journal(out / MANIFEST).items() if name != "id"}
     heard = read_journal(out / TALLY)

@@ -4,8 +4,8 @@
         --out data/cvss_shards
 
 fairseq2 reads the rows, decodes the clips (libsndfile: flac, wav, ogg, mp3) and computes the filterbanks in parallel,
-in order; mmdec says which rows are usable, resamples, trims silence, and writes (mmdec/training/corpora/shards.py). The
-folder is what `python -m mmdec.training.daspeech.shards` writes, and `ShardedData` trains on.
+in order; mmdec says which rows are usable, resamples, trims silence, and writes (mmdec/training/daspeech/corpus.py).
+The folder is what `python -m mmdec.training.daspeech.shards` writes, and `ShardedData` trains on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from mmdec.audio import SAMPLE_RATE, resample, trim_silence
 from mmdec.training.corpora.admission import BadRows
 from mmdec.training.corpora.cvss import SpeechPair, read_pairs
-from mmdec.training.corpora.shards import MEGABYTES, write_shards
+from mmdec.training.daspeech.corpus import MEGABYTES, write_shards
 
 LEAST = 8  # frames; shorter ones are left out, as by mmdec's own extraction
 

@@ -55,7 +55,7 @@ def doctor(
     """
     from mmdec.checks.arguments import check_threads
     from mmdec.evaluation.calibration.doctor import examine
-    from mmdec.evaluation.calibration.prompts import built_in, has_template, load_target, read_prompts
+    from mmdec.evaluation.calibration.own_texts import built_in, has_template, load_target, read_prompts
     from mmdec.pipelines.threads import keep_threads
 
     check_threads(threads)

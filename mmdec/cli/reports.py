@@ -111,7 +111,7 @@ class Destinations:
 
     def deliver(self, run: BenchRun) -> None:
         """Write and print the run."""
-        from mmdec.evaluation.bench.tables import against, markdown, screen
+        from mmdec.evaluation.bench.report import against, markdown, screen
 
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))

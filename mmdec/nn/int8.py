@@ -154,7 +154,9 @@ def pack(integers: Tensor, scales: Tensor) -> Any:
     """What `product` multiplies by. integers: (O, I) int8. scales: (O,)."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.quantize_per_tensor")  # deprecated since torch 2.13, without a successor
+        warnings.filterwarnings(
+            "ignore", "torch.quantize_per_tensor"
+        )  # deprecated since torch 2.13, without a successor
         weight = torch.quantize_per_channel(integers * scales[:, None], scales.double(), zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(weight, None)
 

@@ -1,4 +1,4 @@
-"""Lightning's checkpoints: written whole, with finite weights; read without running code, found, averaged."""
+"""Lightning's checkpoints: written whole, with finite weights and all options; read without running code, averaged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -16,6 +17,7 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import _pytree, rank_zero_info
 from torch import Tensor, nn
 from torch.utils._pytree import treespec_leaf
+from transformers import PreTrainedTokenizerBase
 
 from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
 from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, read_weights
@@ -29,8 +31,7 @@ RATES = ("lr", "learning_rate")  # names of the learning rate in recipes
 
 class FiniteNumbers(Callback):
     """Checks each step's loss, and the weights at each epoch's end, for NaN and infinity. Several processes stop
-    together at the next
-    step: a single one that continued would wait for the others.
+    together at the next step: a single one that continued would wait for the others.
     """
 
     def __init__(self) -> None:
@@ -341,3 +342,22 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
                 else (value.double() if value.is_floating_point() else value)
             )
     return {name: (value / count).float() if value.is_floating_point() else value for name, value in total.items()}
+
+
+def check_counts(**counts: int) -> None:
+    """Raises InputError for a count below 1."""
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+
+
+def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens, ordered by id: the option `units`, which the command line copies from the data to every model."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
+
+
+def keep_options(module: LightningModule, options: Any) -> None:
+    """Add options with default values to the hyperparameters, so that checkpoints store all options."""
+    for field in fields(options):
+        module.hparams.setdefault(field.name, getattr(options, field.name))

@@ -1,4 +1,8 @@
-"""The optimizers of all modules: parameter groups, learning-rate schedules, and Muon with AdamW as one optimizer."""
+"""Optimizers, learning-rate schedules, and several processes that train as one with a larger batch.
+
+Each process takes its rows of every batch. DDP and FSDP average the processes' gradients; `token_weight` weighs a mean
+loss by its number of tokens.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -189,3 +193,26 @@ class Schedule:
             return self
         steps = round((end - step) / height)  # length of the whole fall, a part of which is over
         return replace(self, kind="trapezoid", decay_from=end - steps, decay_steps=steps)
+
+
+T = TypeVar("T")
+
+
+def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[T]]:
+    """The rows of every batch that process `rank` of `world` takes. All leave out a batch with fewer rows than
+    processes."""
+    return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
+
+
+def token_weight(count: Tensor) -> Tensor:
+    """The factor on this process's mean loss over `count` tokens, so that the processes' average is the mean over all
+    of their tokens: count / (the mean count of all processes).
+
+    count: any shape, several counts at once; the same shape in every process. Returns the factors, 1 in a lone process
+        and without gradients: validation may have a batch in one process that no other has.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.is_grad_enabled()):
+        return torch.ones_like(count, dtype=torch.float32)
+    total = count.detach().to(torch.float32, copy=True)
+    torch.distributed.all_reduce(total)
+    return count * torch.distributed.get_world_size() / total.clamp(min=1)

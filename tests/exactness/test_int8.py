@@ -14,7 +14,7 @@ from mmdec import InputError
 from mmdec.audio import load_audio
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.int8 import Int8Linear, levels, quantised
-from mmdec.training.metrics.word_errors import rate, word_edits
+from mmdec.training.metrics.text import rate, word_edits
 from tests.conftest import buzz
 
 SOUNDS = [load_audio(path) for path in sorted((Path(__file__).parents[2] / "data/samples/english").glob("*.flac"))]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from mmdec.audio import fbank, load_audio, trim_silence
 from mmdec.hub.fairseq2 import convert, export
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder, encoder_config
-from mmdec.training.corpora.shards import Shards
+from mmdec.training.daspeech.corpus import Shards
 
 SIZES = {"num_encoder_layers": 3, "num_encoder_attn_heads": 4, "depthwise_conv_kernel_size": 31, "ffn_inner_dim": 128}
 FRAMES = (53, 38, 211)

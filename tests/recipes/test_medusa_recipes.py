@@ -18,8 +18,7 @@ from mmdec.hub.medusa import load_heads
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.data import HeadData
-from mmdec.training.medusa.module import MedusaModule
-from mmdec.training.medusa.simulate import measure, spread
+from mmdec.training.medusa.module import MedusaModule, measure, spread
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_english import write_english

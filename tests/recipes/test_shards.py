@@ -12,9 +12,8 @@ import torch
 
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.corpora.shards import Shards
 from mmdec.training.daspeech import shards
-from mmdec.training.daspeech.corpus import SpeechTranslationData
+from mmdec.training.daspeech.corpus import Shards, SpeechTranslationData
 from mmdec.types import InputError
 from tests.support.killed import train_until_killed
 from tests.support.small_recipes import MARKS

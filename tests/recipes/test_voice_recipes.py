@@ -17,8 +17,7 @@ from mmdec.nn.heard_translator import PhoneVoice
 from mmdec.nn.int8 import unpack_rows
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.daspeech.acoustic import AcousticData, AcousticModule
-from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems
+from mmdec.training.daspeech.acoustic import AcousticData, AcousticModule, EnglishSpeech, epoch_batches
 from mmdec.training.daspeech.vocoder import VocoderData, load_acoustic
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
@@ -272,9 +271,9 @@ def test_recordings_with_one_rendering_are_read_once(corpus: Path, tmp_path: Pat
 
 def test_batches_follow_from_seed_and_epoch():
     lengths = [5, 9, 2, 7, 4]
-    assert EpochItems(lengths, 3, 4, 1, 2).batches == EpochItems(lengths, 3, 4, 1, 2).batches
-    assert EpochItems(lengths, 3, 4, 1, 2).batches != EpochItems(lengths, 3, 4, 1, 3).batches
-    assert sum(len(batch) for batch in EpochItems(lengths, 3, 4, 1, 2)) == 12
+    assert epoch_batches(lengths, 3, 4, 1, 2) == epoch_batches(lengths, 3, 4, 1, 2)
+    assert epoch_batches(lengths, 3, 4, 1, 2) != epoch_batches(lengths, 3, 4, 1, 3)
+    assert sum(len(batch) for batch in epoch_batches(lengths, 3, 4, 1, 2)) == 12
 
 
 @pytest.fixture(autouse=True)

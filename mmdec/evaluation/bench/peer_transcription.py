@@ -38,7 +38,7 @@ from mmdec.hub.provenance import hardware
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.request import first_time
-from mmdec.training.metrics.word_errors import ratio, word_edits
+from mmdec.training.metrics.text import ratio, word_edits
 from mmdec.types import InputError
 
 PEERS = ("ctranslate2",)

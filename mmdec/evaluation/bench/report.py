@@ -1,18 +1,24 @@
-"""The report format of all benchmarks and its JSON: a `BenchRun` holds one `BenchReport` for each benchmark.
+"""The report format of all benchmarks, its JSON and its tables: a `BenchRun` holds one `BenchReport` for each.
 
 All outputs (table, Markdown, plots, comparison with a saved run) use only this format. Further results of a benchmark
-are in `details`, unprocessed. A saved file has the format's version; a file of another version is refused with a clear
-message.
+are in `details`, unprocessed. A file of another version of the format is refused.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from mmdec.types import InputError
 
@@ -180,3 +186,299 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
     for run in runs:
         left_out |= run.left_out
     return BenchRun(tuple(report for run in runs for report in run.reports), left_out)
+
+
+Rows = list[tuple[str, ...]]
+WIDTH = 80
+MANY = 8  # number of (subject, baseline) pairs; if there are more, subjects share a table
+FIRST = 12  # smallest width of a table's first column, the only one that may be wrapped
+
+
+def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
+    """A run as tables of at most `WIDTH` columns: one for each pair of subject and baseline."""
+    parts: list[RenderableType] = []
+    for title, head, rows in sections(run, changes):
+        parts.append(Text(fill(title, WIDTH)))
+        if head:
+            parts.append(_grid(head, rows))
+        else:
+            parts += [Text(fill(row[0], WIDTH, initial_indent="  ", subsequent_indent="    ")) for row in rows]
+            parts.append(Text(""))
+    return Group(*parts)
+
+
+def markdown(run: BenchRun, changes: Changes | None = None) -> str:
+    """The same tables as Markdown."""
+    lines: list[str] = []
+    for title, head, rows in sections(run, changes):
+        if head:
+            lines += [f"**{_cell(title)}**", "", _line(head), _line(["---", *["---:"] * (len(head) - 1)])]
+            lines += [*map(_line, rows), ""]
+        else:
+            lines += [f"**{_cell(title)}**", "", *(f"- {_cell(row[0])}" for row in rows), ""]
+    return "\n".join(lines)
+
+
+def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    """The parts of the output: a title, the column headings (none for a list of lines), the rows."""
+    for report in run.reports:
+        yield from _report(report)
+    if changes is not None:
+        yield from _changes(changes)
+    if run.left_out:
+        yield "Left out", (), [(f"{name}: {reason}",) for name, reason in run.left_out.items()]
+
+
+def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    exact = [(f"{gate.what}: {gate.equal} of {gate.of} equal",) for gate in report.exactness]
+    yield report.title, (), [(machine(report.hardware),), *exact]
+    pairs: dict[tuple[str, str], list[Comparison]] = {}
+    for row in report.comparisons:
+        pairs.setdefault((row.subject, row.baseline), []).append(row)
+    if len(pairs) > MANY and any(row.timed == WALL for row in report.comparisons):
+        yield from _many(report.comparisons)
+    else:
+        for (subject, baseline), rows in pairs.items():
+            timed = {row.timed for row in rows}
+            yield f"{subject} against {baseline}{'' if len(timed) > 1 else f', {timed.pop()}'}", *_compared(rows)
+    if any(row.tokens_per_round is not None for row in report.comparisons):
+        without = any(row.accepted_per_round is not None for row in report.comparisons)
+        yield f"tok/round: tokens a round, correction or bonus included{'; accepted: without it' * without}", (), []
+    if report.quantities:
+        rows = [(entry.name, _quantity(entry), entry.unit, str(entry.n)) for entry in report.quantities]
+        yield "Figures", ("", "value", "unit", "n"), rows
+    if report.stages:
+        names = [*dict.fromkeys(stage for spent in report.stages.values() for stage in spent)]
+        for some in (names[start : start + 5] for start in range(0, len(names), 5)):
+            cells = [
+                (method, *(_number(spent.get(stage)) for stage in some)) for method, spent in report.stages.items()
+            ]
+            yield "Milliseconds of an input, by stage", ("", *some), cells
+    if report.depths:
+        most = min(6, max(map(len, report.depths.values())))
+        cells = [(name, *(_share(shares, depth) for depth in range(most))) for name, shares in report.depths.items()]
+        yield "Accepted at depth, % of the drafts that reach it", ("", *map(str, range(1, most + 1))), cells
+    if report.not_measured:
+        yield "Not measured", (), [(f"{what}: {why}",) for what, why in report.not_measured.items()]
+
+
+def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    """A table by length for each baseline that is no subject, and a table by task with a column a subject."""
+    shown = [row for row in comparisons if row.timed == WALL]
+    subjects = list(dict.fromkeys(row.subject for row in shown))
+    baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
+    order = list(dict.fromkeys(row.group for row in shown))
+    for baseline in baselines:
+        rows = [row for row in shown if row.baseline == baseline and row.kind != "task"]
+        rows.sort(key=lambda row: (order.index(row.group), subjects.index(row.subject)))
+        several = [replace(row, group=f"{row.group}: {row.subject}") for row in rows]
+        if several:
+            yield f"Against {baseline}, {WALL}", *_compared(several)
+    cells = {
+        (row.group, row.subject): _number(row.times)
+        for row in shown
+        if row.kind == "task" and baselines[:1] == [row.baseline]
+    }
+    if cells:
+        groups = list(dict.fromkeys(group for group, _ in cells))
+        for some in (subjects[start : start + 7] for start in range(0, len(subjects), 7)):
+            table = [(group, *(cells.get((group, name), "-") for name in some)) for group in groups]
+            yield f"Times faster than {baselines[0]}, {WALL}, by task", ("", *some), table
+    yield "Quartiles by task, the decoder alone, and the methods against each other: --json", (), []
+
+
+def _compared(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:
+    """Headings and rows; columns without information are left out."""
+    several = len({row.timed for row in rows}) > 1
+    tokens = any(row.tokens_per_round is not None for row in rows)
+    head = ["", *(["timed"] if several else []), "n", "faster (quartiles)", "ms, other ms"]
+    head += ["tok/round"] if tokens else []
+    accepted = any(row.accepted_per_round is not None for row in rows)
+    head += ["accepted"] if accepted else []
+    cells: Rows = []
+    for row in rows:
+        group = row.group if row.spread == "quartiles" else f"{row.group}, range"
+        start = [group, *([row.timed] if several else []), str(row.inputs)]
+        middle = [_times(row), f"{_number(row.subject_ms)}, {_number(row.baseline_ms)}"]
+        ends = [*([row.tokens_per_round] if tokens else []), *([row.accepted_per_round] if accepted else [])]
+        cells.append((*start, *middle, *map(_number, ends)))
+    return tuple(head), cells
+
+
+def _changes(changes: Changes) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    if changes.warnings:
+        yield "The saved run is of other surroundings: ratios may be theirs", (), [(line,) for line in changes.warnings]
+    rows = [
+        (
+            f"{row.subject}, {row.group}, {row.timed}, against {row.baseline}",
+            _number(row.before),
+            _number(row.now),
+            _number(row.ratio),
+            _number(row.subject_ratio),
+        )
+        for row in changes.rows
+    ]
+    if rows:
+        head = ("times faster", "saved", "now", "now / saved", "ms, now / saved")
+        yield f"Against {changes.source}", head, rows
+    lines = [f"only now: {', '.join(key)}" for key in changes.only_now]
+    lines += [f"only saved: {', '.join(key)}" for key in changes.only_before]
+    if lines:
+        yield "Without a partner in the other run", (), [(line,) for line in lines]
+
+
+def machine(hardware: dict[str, Any]) -> str:
+    """One line on the machine: processor or GPU, threads, dtype, batch, versions, commit, date."""
+    versions = hardware.get("versions") or {}
+    batch = hardware.get("batch")
+    device = hardware.get("device")
+    parts = [
+        str(hardware.get("cpu")) if device in (None, "cpu") else str(device),
+        f"{hardware.get('threads')} threads",
+        str(hardware.get("dtype")),
+        f"batch {' and '.join(map(str, batch)) if isinstance(batch, list) else batch}",
+        *(f"{name} {versions[name]}" for name in ("torch", "transformers") if versions.get(name)),
+        f"commit {str(hardware.get('commit'))[:10]}" + (" and changes" if hardware.get("uncommitted") else ""),
+        str(hardware.get("date")),
+    ]
+    return ", ".join(parts)
+
+
+def _grid(head: Sequence[str], rows: Rows) -> Table:
+    columns = [*zip(head, *rows, strict=True)]
+    rest = sum(max(map(len, column)) for column in columns[1:])
+    gap = 2 if FIRST + rest + 2 * len(head) < WIDTH else 1
+    first = min(max(map(len, columns[0])), max(FIRST, WIDTH - gap * len(head) - rest - 1))
+    grid = Table(box=SIMPLE_HEAD, padding=(0, gap - 1, 0, 0))
+    grid.add_column(escape(head[0]), min_width=first, max_width=first, overflow="fold")
+    for name in head[1:]:
+        grid.add_column(escape(name), justify="right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*map(escape, row))
+    return grid
+
+
+def _times(row: Comparison) -> str:
+    if row.times is None:
+        return "-"
+    if row.low is None or row.high is None:
+        return f"{row.times:.2f}"
+    return f"{row.times:.2f} ({row.low:.2f}-{row.high:.2f})"
+
+
+def _quantity(entry: Quantity) -> str:
+    bounds = [_number(bound) for bound in (entry.low, entry.high) if bound is not None]
+    return (
+        _number(entry.value)
+        + (f" ({'-'.join(bounds)})" if len(bounds) == 2 else "")
+        + (f" (worst {bounds[0]})" if len(bounds) == 1 else "")
+    )
+
+
+def _share(shares: Sequence[float], depth: int) -> str:
+    return f"{100 * shares[depth]:.0f}" if depth < len(shares) else "-"
+
+
+def _number(value: float | None) -> str:
+    """A number with three or four significant digits."""
+    if value is None:
+        return "-"
+    if float(value).is_integer() and abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+SURROUNDINGS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch", "python")  # and each version
+
+
+@dataclass(frozen=True)
+class Change:
+    """One comparison that is in both runs."""
+
+    bench: str
+    subject: str
+    baseline: str
+    group: str
+    timed: str
+    before: float | None  # times faster, in the saved run
+    now: float | None
+    ratio: float | None  # `times` now, divided by `times` in the saved run
+    subject_ratio: float | None  # the subject's milliseconds now, divided by those in the saved run
+    baseline_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """All changes between two runs."""
+
+    source: str  # name of the saved run's file
+    warnings: tuple[str, ...]
+    rows: tuple[Change, ...]
+    only_now: tuple[tuple[str, ...], ...] = ()
+    only_before: tuple[tuple[str, ...], ...] = ()
+
+
+def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
+    """Compare the reports with equal names. Benchmarks that only one run has are listed."""
+    warnings: list[str] = []
+    rows: list[Change] = []
+    only_now: list[tuple[str, ...]] = []
+    only_before: list[tuple[str, ...]] = []
+    saved = {report.bench: report for report in before.reports}
+    for report in now.reports:
+        other = saved.get(report.bench)
+        if other is None:
+            only_now.append((report.bench,))
+            continue
+        warnings += [f"{report.bench}: {line}" for line in differences(report.hardware, other.hardware)]
+        mine, theirs = _by_key(report), _by_key(other)
+        rows += [_change(report.bench, row, theirs[key]) for key, row in mine.items() if key in theirs]
+        only_now += [(report.bench, *key) for key in mine if key not in theirs]
+        only_before += [(report.bench, *key) for key in theirs if key not in mine]
+    measured = {report.bench for report in now.reports}
+    only_before += [(name,) for name in saved if name not in measured]
+    return Changes(source, tuple(warnings), tuple(rows), tuple(only_now), tuple(only_before))
+
+
+def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """How two runs' machines and versions differ, without what does not affect speed: commit, date, command."""
+    lines = [
+        f"{name} {before.get(name)!s} then, {now.get(name)!s} now"
+        for name in SURROUNDINGS
+        if now.get(name) != before.get(name)
+    ]
+    mine, theirs = now.get("versions") or {}, before.get("versions") or {}
+    lines += [
+        f"{name} {theirs.get(name)!s} then, {mine.get(name)!s} now"
+        for name in sorted({*mine, *theirs} - {"mmdec"})
+        if mine.get(name) != theirs.get(name)
+    ]
+    return lines
+
+
+def _by_key(report: BenchReport) -> dict[tuple[str, str, str, str], Comparison]:
+    return {row.key: row for row in report.comparisons}
+
+
+def _change(bench: str, now: Comparison, before: Comparison) -> Change:
+    return Change(
+        bench,
+        *(now.subject, now.baseline, now.group, now.timed),
+        before=before.times,
+        now=now.times,
+        ratio=_ratio(now.times, before.times),
+        subject_ratio=_ratio(now.subject_ms, before.subject_ms),
+        baseline_ratio=_ratio(now.baseline_ms, before.baseline_ms),
+    )
+
+
+def _ratio(now: float | None, before: float | None) -> float | None:
+    return None if now is None or not before else now / before

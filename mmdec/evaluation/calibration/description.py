@@ -22,7 +22,7 @@ from mmdec.pipelines.description.answer import ANSWER, summaries
 from mmdec.pipelines.description.describe import describe
 from mmdec.training.corpora.chats import read_conversations
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.training.metrics.answer_score import claims_held, right_answer
+from mmdec.training.metrics.text import claims_held, right_answer
 from mmdec.types import InputError
 
 FAMILIAR = 4000  # number of training pictures for the statistics

@@ -28,14 +28,17 @@ from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.evaluation.calibration import searches
 from mmdec.evaluation.calibration.conventions import Folder, Remedy, Variant, variants
 from mmdec.evaluation.calibration.own_texts import (
+    Asked,
+    Model,
     OwnText,
     Reader,
     chain_rounds,
     draft_rounds,
+    has_template,
+    inputs_of,
     own_text,
     right_tokens,
 )
-from mmdec.evaluation.calibration.prompts import Asked, Model, has_template, inputs_of
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.provenance import hardware
@@ -234,10 +237,8 @@ class _Network:
 
     def layers(self, columns: int) -> set[int]:
         """The layers to record in so many columns: the network's, those of all variants, and those to search."""
-        tried, every = (
-            variants(self.reader, self.folder, self.model.model, True),
-            searches.searchable(self.model.model, columns),
-        )
+        tried = variants(self.reader, self.folder, self.model.model, True)
+        every = searches.searchable(self.model.model, columns)
         return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers), *every}
 
     def examined(

@@ -10,8 +10,7 @@ import numpy as np
 
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.pipelines.confidence import Evidence
-from mmdec.training.metrics.text import normalise_words, sentence_chrf
-from mmdec.training.metrics.word_errors import word_edits
+from mmdec.training.metrics.text import normalise_words, sentence_chrf, word_edits
 
 LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # dB of speech above noise; None: as recorded
 SEEDS = {"dev": 1, "test": 2}  # random seeds for noise and nonsense, by split

@@ -37,7 +37,7 @@ from mmdec.training.corpora.chats import IMAGE
 from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, read_questions, swapped
 from mmdec.training.corpora.text_files import check_limit
 from mmdec.training.metrics import text as metrics
-from mmdec.training.metrics.answer_score import claims_held, normalise, right_answer, right_in_other_words
+from mmdec.training.metrics.text import claims_held, plain_answer, right_answer, right_in_other_words
 from mmdec.types import InputError
 
 
@@ -163,7 +163,7 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
         if question.reference:
             expected = question.answers[0] if question.answers else ""
             return float(right_answer(text, question.reference, expected, question.task)), 1
-        return float(normalise(text) in {normalise(answer) for answer in question.answers}), 1
+        return float(plain_answer(text) in {plain_answer(answer) for answer in question.answers}), 1
     return 0.0, 0
 
 

@@ -28,8 +28,7 @@ from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.transcription import TranscriptionHarness
 from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
-from mmdec.training.metrics.text import normalise_words
-from mmdec.training.metrics.word_errors import rate, word_edits
+from mmdec.training.metrics.text import normalise_words, rate, word_edits
 
 PIECE = SAMPLE_RATE // 2  # samples that arrive together
 PAUSE = 2 * SAMPLE_RATE  # samples of silence between two recordings

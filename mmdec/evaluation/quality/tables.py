@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mmdec.evaluation.bench.tables import FIRST, machine
+from mmdec.evaluation.bench.report import FIRST, machine
 
 TOGETHER = 2  # number of systems side by side; more do not fit
 LABEL = 30  # width of a label in columns; labels may be wrapped, figures not

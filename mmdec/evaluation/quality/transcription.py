@@ -40,7 +40,7 @@ from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced
 from mmdec.training.metrics import text as metrics
-from mmdec.training.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
+from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
 from mmdec.types import InputError
 
 

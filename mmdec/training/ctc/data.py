@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from mmdec.phonetics.pieces import HEARD, Pieces, heard
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.corpora.text_files import held_sources, read_training_pairs, sentence_key
-from mmdec.training.ctc.encoders import load_speech_encoder
-from mmdec.training.ctc.states import Distortion, keep_states, state_name
-from mmdec.training.data_parallel import rows_of
+from mmdec.training.ctc.states import Distortion, keep_states, load_speech_encoder, state_name
+from mmdec.training.optim import rows_of
 from mmdec.training.stores import FrameStore
 from mmdec.types import InputError
 

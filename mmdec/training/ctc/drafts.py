@@ -31,7 +31,7 @@ from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.module import CtcModule
 from mmdec.training.ctc.states import CLEAN
 from mmdec.training.ctc.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
-from mmdec.training.metrics.word_errors import rate, word_edits
+from mmdec.training.metrics.text import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, InputError, MmdecError, Plan, Scores, Verdict
 

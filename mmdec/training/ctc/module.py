@@ -15,14 +15,13 @@ from torch import Tensor
 from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
 from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
-from mmdec.training.checkpoints import load_averaged, read_start
+from mmdec.training.checkpoints import keep_options, load_averaged, read_start
 from mmdec.training.ctc.data import CtcBatch
-from mmdec.training.ctc.encoders import STATES
+from mmdec.training.ctc.states import STATES
 from mmdec.training.daspeech.losses import ctc_loss
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, seed_step
-from mmdec.training.options import keep_options
 from mmdec.types import InputError
 
 

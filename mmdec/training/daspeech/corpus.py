@@ -1,7 +1,8 @@
-"""The corpus as tensors, in batches that do not depend on interruptions.
+"""The corpus as tensors, in batches that do not depend on interruptions; and a split of it as shards.
 
 The batches of an epoch follow from (seed, epoch) only. So a killed and resumed run has the same batches, and losses, as
-an uninterrupted one.
+an uninterrupted one. Shards are litdata's files: `chunk-*.bin` with features, `index.json` with their places; beside
+them `rows.jsonl` has each item's texts and number of frames.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -25,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec import audio
 from mmdec.checks.files import whole_file, write_whole
+from mmdec.hub.publish import whole_folder
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.phonetics.lexicon import PAUSE
@@ -34,15 +38,15 @@ from mmdec.training.corpora.cvss import (
     canonical,
     no_rows,
     normalise,
+    parse_alignment,
     read_pairs,
     read_translations,
     vocabulary,
 )
-from mmdec.training.corpora.shards import Shards
 from mmdec.training.corpora.text_files import shown
-from mmdec.training.daspeech.acoustic_data import EnglishSpeech, acoustic_batch
+from mmdec.training.daspeech.acoustic import EnglishSpeech, acoustic_batch
 from mmdec.training.processes import end_with_parent
-from mmdec.types import MmdecError
+from mmdec.types import InputError, MmdecError
 
 _FORMAT = 1  # version of the features on disk; a change makes old ones invalid
 
@@ -223,40 +227,28 @@ def collate(items: Sequence[Item]) -> Batch:
     )
 
 
-class EpochBatches:
+def joined_batches(
+    lengths: Sequence[int],
+    batch_size: int,
+    steps: int,
+    seed: int,
+    epoch: int,
+    concatenate: float,
+    rank: int,
+    world: int,
+) -> list[list[tuple[int, ...]]]:
     """One epoch's batches: a fixed number of steps, items of similar length, some joined from two rows."""
-
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        batch_size: int,
-        steps: int,
-        seed: int,
-        epoch: int,
-        concatenate: float,
-        rank: int,
-        world: int,
-    ) -> None:
-        generator = np.random.default_rng([seed, epoch])
-        count = steps * world * batch_size
-        rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
-        numbers = np.concatenate(rounds).tolist()
-        items: list[tuple[int, ...]] = []
-        joined = generator.random(count) < concatenate
-        for join in joined:
-            items.append((numbers.pop(), numbers.pop()) if join else (numbers.pop(),))
-        items.sort(key=lambda item: sum(lengths[number] for number in item))
-        batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
-        # At each step the ranks get items of similar length, so that no rank waits for another.
-        groups = [batches[start : start + world] for start in range(0, len(batches), world)]
-        order = generator.permutation(len(groups))
-        self.batches = [groups[number][rank] for number in order]
-
-    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+    generator = np.random.default_rng([seed, epoch])
+    count = steps * world * batch_size
+    rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
+    numbers = np.concatenate(rounds).tolist()
+    joined = generator.random(count) < concatenate
+    items = [(numbers.pop(), numbers.pop()) if join else (numbers.pop(),) for join in joined]
+    items.sort(key=lambda item: sum(lengths[number] for number in item))
+    batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
+    # At each step the ranks get items of similar length, so that no rank waits for another.
+    groups = [batches[start : start + world] for start in range(0, len(batches), world)]
+    return [groups[number][rank] for number in generator.permutation(len(groups))]
 
 
 class SpeechTranslationData(LightningDataModule):
@@ -374,7 +366,7 @@ class SpeechTranslationData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         assert self.train_set is not None
         assert self.trainer is not None
-        batches = EpochBatches(
+        batches = joined_batches(
             self.train_set.lengths,
             self.batch_size,
             self.steps_per_epoch,
@@ -397,3 +389,79 @@ class SpeechTranslationData(LightningDataModule):
         batches = [items[start : start + 16] for start in range(0, len(items), 16)]
         loader: Any = DataLoader(self.validation_set, batch_sampler=batches, collate_fn=collate)
         return loader
+
+
+MEGABYTES = 64  # of a shard
+ROWS = "rows.jsonl"
+
+
+def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megabytes: float = MEGABYTES) -> int:
+    """Write pairs and the features (N, 80) of their source speech. The folder is there whole, or not at all.
+
+    Returns: the number of items. Raises: InputError if litdata is missing.
+    """
+    writer_type: Any = _litdata("litdata.streaming.writer").BinaryWriter
+    with whole_folder(folder) as fresh, (fresh / ROWS).open("w", encoding="utf-8") as rows:
+        writer = writer_type(str(fresh), chunk_bytes=int(megabytes * 1e6))
+        count = 0
+        for pair, features in items:
+            writer[count] = {"features": features.to(torch.float16).numpy()}
+            rows.write(json.dumps(_row(pair, len(features)), ensure_ascii=False) + "\n")
+            count += 1
+        writer.done()
+        writer.merge(1)
+    return count
+
+
+@final
+class Shards:
+    """Shards that `write_shards` wrote: the pairs, their numbers of frames, and the features by number."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / ROWS).is_file():
+            raise InputError(
+                f"`shards` must hold {ROWS}, but '{folder}' does not. Write them: "
+                "python -m mmdec.training.daspeech.shards"
+            )
+        self._data: Any = _litdata("litdata").StreamingDataset(str(folder))
+        lines = (folder / ROWS).read_text(encoding="utf-8").splitlines()
+        found = [_pair(json.loads(line), folder, number) for number, line in enumerate(lines, 1)]
+        self.pairs = [pair for pair, _ in found]
+        self.lengths = np.array([frames for _, frames in found], np.int64)
+        self.reasons: dict[str, str] = {}  # bad recordings were left out
+        if len(found) != len(self._data):
+            raise InputError(
+                f"`shards` must have a row for each item, but '{folder}' has {len(found)} rows and {len(self._data)} "
+                "items. Write it again."
+            )
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.from_numpy(np.array(self._data[index]["features"], np.float32))
+
+
+def _row(pair: SpeechPair, frames: int) -> dict[str, Any]:
+    return {
+        "name": pair.name,
+        "frames": frames,
+        "source": pair.source_text,
+        "speaker": pair.speaker,
+        "translation": pair.translation,
+        "references": pair.references,
+        "alignment": " ".join(f"{phone}:{end:g}" for phone, end in pair.alignment),
+    }
+
+
+def _pair(row: Mapping[str, Any], folder: Path, number: int) -> tuple[SpeechPair, int]:
+    with suppress(KeyError, TypeError, ValueError):
+        name, alignment = str(row["name"]), tuple(parse_alignment(row["alignment"]))
+        texts = str(row["translation"]), tuple(map(str, row["references"])), alignment
+        place = folder / name  # the recordings themselves are not there
+        return SpeechPair(name, place, place, *texts, str(row["source"]), str(row["speaker"])), int(row["frames"])
+    raise InputError(f"`shards` must hold whole rows, but line {number} of '{folder / ROWS}' is none. Write it again.")
+
+
+def _litdata(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InputError("`shards` need litdata, which is missing. pip install 'mmdec[shards]'.") from error

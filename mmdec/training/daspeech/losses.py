@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mmdec.nn.dag_decoder import PAD, DagDecoder, Lattice
 from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Output
 from mmdec.nn.fastspeech2 import acoustic_loss as own_acoustic_loss
-from mmdec.training.data_parallel import token_weight
+from mmdec.training.optim import token_weight
 
 
 @dataclass(frozen=True)

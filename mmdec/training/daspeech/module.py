@@ -20,11 +20,11 @@ from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, Lattice
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.nn.int8 import unpack_rows
+from mmdec.training.checkpoints import keep_options
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import Schedule, groups, scheduled
-from mmdec.training.options import keep_options
 from mmdec.types import InputError
 
 

@@ -19,9 +19,15 @@ from torch import Tensor
 
 from mmdec.training.corpora.admission import Admission, BadRows, check_apart
 from mmdec.training.corpora.cvss import SpeechPair, canonical, no_rows, read_pairs, vocabulary
-from mmdec.training.corpora.shards import MEGABYTES, Shards, write_shards
 from mmdec.training.corpora.text_files import shown
-from mmdec.training.daspeech.corpus import SpeechDataset, SpeechTranslationData, extract_all
+from mmdec.training.daspeech.corpus import (
+    MEGABYTES,
+    Shards,
+    SpeechDataset,
+    SpeechTranslationData,
+    extract_all,
+    write_shards,
+)
 from mmdec.types import InputError, told
 
 

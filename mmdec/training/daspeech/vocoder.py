@@ -25,9 +25,8 @@ from mmdec.checks.weights import check_counts, checked_file, fill, read_settings
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
-from mmdec.training.daspeech.acoustic_data import EnglishSpeech, EpochItems, both_splits, filled
-from mmdec.training.data_parallel import token_weight
-from mmdec.training.optim import Schedule
+from mmdec.training.daspeech.acoustic import EnglishSpeech, both_splits, epoch_batches, filled
+from mmdec.training.optim import Schedule, token_weight
 from mmdec.types import InputError
 
 SIZES = (256, 512, 1024)  # window sizes of the discriminators, in samples; the hop is a quarter
@@ -205,7 +204,7 @@ class VocoderData(LightningDataModule):
         assert self.trainer is not None
         rank, world, epoch = self.trainer.global_rank, self.trainer.world_size, self.trainer.current_epoch
         equal = [1] * len(self.train_set)  # crops have one length: no sorting needed
-        batches = EpochItems(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch).batches
+        batches = epoch_batches(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch)
         generator = np.random.default_rng([self.seed, epoch, 1])
         pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches]
         return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)

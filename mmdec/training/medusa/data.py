@@ -34,10 +34,10 @@ from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.medusa import MedusaHeads
 from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.targets.whisper import WhisperTarget, generate_processors
+from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
-from mmdec.training.data_parallel import rows_of
-from mmdec.training.options import check_counts, token_list
+from mmdec.training.optim import rows_of
 from mmdec.training.whisper.window_data import (
     PLAIN,
     SECONDS,

@@ -1,7 +1,8 @@
-"""Scores of translations: error rates, exact sentences, numbers, BLEU.
+"""Scores of texts: error rates with intervals, exact sentences, numbers, BLEU, and answers about pictures.
 
 A sentence may have several references. jiwer, rapidfuzz and sacrebleu belong to the extra `mmdec[eval]` and load on
-first use.
+first use. A word error rate's 95 % interval is the percentile bootstrap over utterances (Bisani and Ney, ICASSP 2004),
+because words of one utterance are not independent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -348,3 +349,108 @@ def extra(name: str) -> Any:
         raise InputError(
             f"Scoring needs the package {package}, which is not installed. pip install mmdec[eval]"
         ) from error
+
+
+_CLAUSE = re.compile(r"[.;,:](?:\s+|$)|\n")
+_NUMBER = re.compile(r"-?\d+")
+_DENIAL = re.compile(r"\b(?:not|no|never)\b|n't\b")
+_STATED = r"(?:(?:[\w'-]+ )*(?:is|are|has|have|costs|says|shows|reads|leaves|at) )?(?:(?:(?:in|at|on) )?(?:the|an?) )?"
+
+
+def plain_answer(text: str) -> str:
+    """Lower case, single spaces, no full stop at the end."""
+    return " ".join(text.casefold().split()).rstrip(".").rstrip()
+
+
+def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
+    """Whether a short answer equals the reference. For counting questions only the total must be right."""
+    if task == "count":
+        numbers = _NUMBER.findall(answer)
+        return bool(numbers) and numbers[-1] == expected
+    return plain_answer(answer) == plain_answer(reference)
+
+
+def right_in_other_words(answer: str, expected: str) -> bool:
+    """Whether a short answer equals `expected`, alone or at the end of a sentence that states it ("The house is red."
+    for "red") and negates nothing. `right_answer` demands the reference's own words."""
+    said, wanted = plain_answer(answer), plain_answer(expected)
+    if not wanted or (_DENIAL.search(said) and not _DENIAL.search(wanted)):
+        return False
+    return re.fullmatch(_STATED + re.escape(wanted) + "(?: degrees)?", said) is not None
+
+
+def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
+    """How many claims an answer makes: those whose words occur in one clause of it, in their order."""
+    clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
+    return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
+
+
+def _has_words(clause: str, claim: Sequence[str]) -> bool:
+    pattern = ".*?".join(rf"(?<![\w-]){re.escape(word.casefold())}(?![\w])" for word in claim)
+    return re.search(pattern, clause) is not None
+
+
+RESAMPLES = 2000
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Edits:
+    """The edits that turn a reference into a hypothesis."""
+
+    substitutions: int
+    deletions: int  # missing words or characters of the reference
+    insertions: int
+    length: int  # number of words or characters in the reference
+
+    @property
+    def errors(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+
+def word_edits(reference: str, hypothesis: str) -> Edits:
+    """The fewest word edits from a reference to a hypothesis; split at white space, not normalised."""
+    return _edits("process_words", " ".join(reference.split()), " ".join(hypothesis.split()), str.split)
+
+
+def character_edits(reference: str, hypothesis: str) -> Edits:
+    """The smallest character edits that turn a reference into a hypothesis, spaces between words included."""
+    return _edits("process_characters", " ".join(reference.split()), " ".join(hypothesis.split()), list)
+
+
+def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
+    """The error rate over utterances, a JSON object: value, low, high, substitutions, deletions, insertions, length.
+    value, low and high are None if all references are empty."""
+    value, low, high = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
+    return {
+        "value": _none_if_nan(value),
+        "low": _none_if_nan(low),
+        "high": _none_if_nan(high),
+        "substitutions": sum(edit.substitutions for edit in edits),
+        "deletions": sum(edit.deletions for edit in edits),
+        "insertions": sum(edit.insertions for edit in edits),
+        "length": sum(edit.length for edit in edits),
+    }
+
+
+def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float, float]:
+    """The ratio of two sums, and its 95 % bootstrap interval over pairs; NaN if `bottoms` sum to 0."""
+    top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
+    if bottom.sum() <= 0:
+        return math.nan, math.nan, math.nan
+    value = float(top.sum() / bottom.sum())
+    draws = np.random.default_rng(SEED).multinomial(len(top), np.full(len(top), 1 / len(top)), RESAMPLES)
+    below = draws @ bottom
+    low, high = np.quantile((draws @ top)[below > 0] / below[below > 0], (0.025, 0.975))
+    return value, float(low), float(high)
+
+
+def _edits(process: str, reference: str, hypothesis: str, parts: Any) -> Edits:
+    if not reference:  # jiwer refuses it
+        return Edits(0, 0, len(parts(hypothesis)), 0)
+    alignment = getattr(extra("jiwer"), process)(reference, hypothesis)
+    return Edits(alignment.substitutions, alignment.deletions, alignment.insertions, len(parts(reference)))
+
+
+def _none_if_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
-from mmdec.training.data_parallel import rows_of
+from mmdec.training.optim import rows_of
 from mmdec.training.reader.imitation import Confusions
 from mmdec.types import InputError
 

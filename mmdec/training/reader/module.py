@@ -15,12 +15,11 @@ from torch import Tensor
 from mmdec.nn.ar_decoder import ArConfig
 from mmdec.nn.dag_decoder import DagConfig
 from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
-from mmdec.training.checkpoints import load_averaged, read_start
+from mmdec.training.checkpoints import keep_options, load_averaged, read_start
 from mmdec.training.daspeech import losses
 from mmdec.training.daspeech.module import load_network
 from mmdec.training.metrics.text import bleu, chrf
 from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
-from mmdec.training.options import keep_options
 from mmdec.training.reader.data import PairBatch, PairData
 
 

@@ -20,11 +20,10 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.checks.files import reason
 from mmdec.images import read_image
-from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
+from mmdec.training.checkpoints import token_list
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart, sizes_of
 from mmdec.training.corpora.chats import Conversation, read_conversations
 from mmdec.training.corpora.text_files import shown
-from mmdec.training.inspection import sizes_of
-from mmdec.training.options import token_list
 from mmdec.training.vlm.tokens import FIELDS, NOWHERE, Batch, Encoded, asked, encode, kept_tokenizer, pack, prefix
 from mmdec.types import InputError
 

@@ -21,11 +21,9 @@ from transformers import GenerationConfig
 
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.files import one_line
-from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.data_parallel import token_weight
-from mmdec.training.metrics.answer_score import claims_held, right_answer
-from mmdec.training.optim import MuonAdamW, Schedule, scheduled
-from mmdec.training.options import keep_options
+from mmdec.training.checkpoints import keep_options, read_checkpoint
+from mmdec.training.metrics.text import claims_held, right_answer
+from mmdec.training.optim import MuonAdamW, Schedule, scheduled, token_weight
 from mmdec.training.vlm.data import Asked
 from mmdec.training.vlm.network import (
     CellHeads,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, SiglipVisionConfig
 
-from mmdec.training.data_parallel import token_weight
+from mmdec.training.optim import token_weight
 from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
 
 

@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
+from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
-from mmdec.training.options import check_counts, token_list
 from mmdec.training.stores import TokenStore
 from mmdec.training.vlm_drafters.samples import Choice, Inputs, Prompting, Questions, Sample, read_samples
 from mmdec.training.vlm_drafters.teacher import ReadingStore, Teacher, load_target, writer_number

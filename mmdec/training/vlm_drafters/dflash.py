@@ -20,8 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from mmdec.nn.dflash import DFlash, DFlashConfig
 from mmdec.nn.draft_network import DraftConfig, Pair
 from mmdec.training.callbacks import CHAIN
-from mmdec.training.data_parallel import token_weight
-from mmdec.training.options import check_counts
+from mmdec.training.checkpoints import check_counts
+from mmdec.training.optim import token_weight
 from mmdec.training.vlm_drafters.module import CELLS, DraftModule, Weights, expected_states, in_pieces, token_loss
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, additive

@@ -35,10 +35,9 @@ from mmdec.generation.speculation import generate
 from mmdec.hub.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.nn.draft_network import DraftConfig, DraftNetwork
-from mmdec.training.data_parallel import token_weight
-from mmdec.training.medusa.simulate import gather_ranks, measure
-from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled
-from mmdec.training.options import check_counts, keep_options
+from mmdec.training.checkpoints import check_counts, keep_options
+from mmdec.training.medusa.module import gather_ranks, measure
+from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, token_weight
 from mmdec.training.vlm_drafters.data import DraftBatch, DraftData
 from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled

@@ -21,9 +21,9 @@ from mmdec.checks.arguments import check_choice, check_finite
 from mmdec.checks.files import write_whole
 from mmdec.hub.find import find, names
 from mmdec.training.__main__ import main
+from mmdec.training.checkpoints import check_counts
 from mmdec.training.corpora.chats import check_listed
 from mmdec.training.corpora.image_text import asked_of
-from mmdec.training.options import check_counts
 from mmdec.training.processes import only_one
 from mmdec.training.timed_run import Recipe, set_deadline
 from mmdec.training.vlm_drafters import dflash, eagle3, systems  # noqa: F401 # so that `modules` knows them

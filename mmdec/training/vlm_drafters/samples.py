@@ -17,10 +17,9 @@ from torch import Tensor
 from transformers import AutoProcessor
 
 from mmdec.images import read_image, to_pil
-from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names
+from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names, sizes_of
 from mmdec.training.corpora.chats import SUFFIXES, SYSTEM, Conversation, picture_folder, read_chats
 from mmdec.training.corpora.text_files import shown
-from mmdec.training.inspection import sizes_of
 from mmdec.types import InputError
 
 Inputs = dict[str, Tensor]

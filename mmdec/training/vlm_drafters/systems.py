@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from mmdec.nn.flash import FlashNetwork
 from mmdec.nn.specvlm import SpecVLM, expected_kept
-from mmdec.training.data_parallel import token_weight
+from mmdec.training.optim import token_weight
 from mmdec.training.vlm_drafters.module import DraftModule, Weights
 from mmdec.training.vlm_drafters.teacher import Reading
 from mmdec.training.vlm_drafters.unroll import Columns, additive

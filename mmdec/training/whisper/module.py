@@ -24,9 +24,8 @@ from mmdec.checks.files import one_line
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.training.data_parallel import token_weight
-from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
-from mmdec.training.options import keep_options
+from mmdec.training.checkpoints import keep_options
+from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step, token_weight
 from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.window_data import IGNORED, LETTERS, Batch
 from mmdec.types import InputError

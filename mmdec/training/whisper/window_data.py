@@ -24,11 +24,10 @@ from transformers import WhisperTokenizer
 
 from mmdec.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.nn.whisper_encoder import HOP, whisper_mel
-from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
+from mmdec.training.checkpoints import token_list
+from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart, seconds_of
 from mmdec.training.corpora.librispeech import Utterance, read_splits, read_utterances
-from mmdec.training.data_parallel import rows_of
-from mmdec.training.inspection import seconds_of
-from mmdec.training.options import token_list
+from mmdec.training.optim import rows_of
 from mmdec.training.whisper.augment import (
     add_babble,
     add_coloured_noise,

@@ -13,7 +13,7 @@ import english_voice
 import letter_rules
 
 from mmdec.phonetics.spelling import Speller
-from mmdec.training.daspeech.acoustic_data import EnglishSpeech
+from mmdec.training.daspeech.acoustic import EnglishSpeech
 
 flite = pytest.mark.skipif(shutil.which("flite") is None, reason="flite speaks")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmdec.nn.fastspeech2 import AcousticBatch, FastSpeech2, FastSpeech2Config, acoustic_loss, regulate
 from mmdec.training.corpora.cvss import parse_alignment
-from mmdec.training.daspeech.acoustic_data import acoustic_targets, filled
+from mmdec.training.daspeech.acoustic import acoustic_targets, filled
 from mmdec.types import InputError
 
 TINY = FastSpeech2Config(d_model=16, encoder_layers=1, decoder_layers=1, heads=2, ffn=24, kernels=(3, 3), predictor=8)

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from mmdec.evaluation.bench.language_models import LanguageHarness, bench_language
-from mmdec.evaluation.bench.report import BenchRun
-from mmdec.evaluation.bench.tables import markdown
-from mmdec.evaluation.bench.text_prompts import BEGINNINGS, INSTRUCTIONS, read_prompts
+from mmdec.evaluation.bench.language_models import (
+    BEGINNINGS,
+    INSTRUCTIONS,
+    LanguageHarness,
+    bench_language,
+    read_prompts,
+)
+from mmdec.evaluation.bench.report import BenchRun, markdown
 from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
 from tests.support.tiny_text_folder import OTHER, write

@@ -14,8 +14,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from mmdec.evaluation.bench.report import VERSION, BenchRun, Quantity, load_run, merged, to_json
-from mmdec.evaluation.bench.tables import against, machine, markdown, screen, sections
+from mmdec.evaluation.bench.report import (
+    VERSION,
+    BenchRun,
+    Quantity,
+    against,
+    load_run,
+    machine,
+    markdown,
+    merged,
+    screen,
+    sections,
+    to_json,
+)
 from mmdec.evaluation.quality.tables import asr_table, table, vlm_table
 from mmdec.hub import provenance
 from mmdec.types import InputError

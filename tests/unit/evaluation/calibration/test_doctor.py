@@ -20,8 +20,17 @@ from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.evaluation.calibration import doctor
 from mmdec.evaluation.calibration.conventions import Folder
 from mmdec.evaluation.calibration.doctor import Tried, accepted, find_mends, matched_gain, mean, student
-from mmdec.evaluation.calibration.own_texts import OwnText, Reader, chain_rounds, draft_rounds, own_text, right_tokens
-from mmdec.evaluation.calibration.prompts import Asked, inputs_of, read_prompts
+from mmdec.evaluation.calibration.own_texts import (
+    Asked,
+    OwnText,
+    Reader,
+    chain_rounds,
+    draft_rounds,
+    inputs_of,
+    own_text,
+    read_prompts,
+    right_tokens,
+)
 from mmdec.evaluation.calibration.searches import fitted_head
 from mmdec.hub.drafters import load_drafter, save_network
 from mmdec.targets.text import TextTarget
@@ -230,7 +239,7 @@ def test_rounds_are_those_of_decoding(plan: Any, sound: Path, texts: list[OwnTex
 
 
 def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.evaluation.calibration.prompts.load_target", lambda *_: loaded())
+    monkeypatch.setattr("mmdec.evaluation.calibration.own_texts.load_target", lambda *_: loaded())
     data = tmp_path / "prompts.txt"
     data.write_text("\n".join(prompt_texts(3)) + "\n")
     call = ["doctor", str(sound), "target", "--data", str(data), "--tokens", "24"]

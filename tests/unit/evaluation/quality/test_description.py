@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.evaluation.bench.description import bench_vlm
-from mmdec.evaluation.bench.report import BenchRun
-from mmdec.evaluation.bench.tables import screen
+from mmdec.evaluation.bench.report import BenchRun, screen
 from mmdec.evaluation.quality.description import DescriptionHarness, evaluate_vlm, score
 from mmdec.evaluation.quality.harness import Method
 from mmdec.evaluation.quality.tables import vlm_table

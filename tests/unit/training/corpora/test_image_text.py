@@ -11,7 +11,7 @@ import pytest
 from mmdec.training.corpora import chats
 from mmdec.training.corpora.chats import read_conversations
 from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_questions, swapped
-from mmdec.training.metrics.answer_score import claims_held, right_answer, right_in_other_words
+from mmdec.training.metrics.text import claims_held, right_answer, right_in_other_words
 from mmdec.types import InputError
 
 

@@ -15,9 +15,8 @@ from mmdec.audio import load_audio
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.ctc import evaluate
 from mmdec.training.ctc.data import KeptStates, SentenceData
-from mmdec.training.ctc.encoders import load_speech_encoder
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.ctc.states import CLEAN, Distortion, distort, keep_states, state_name
+from mmdec.training.ctc.states import CLEAN, Distortion, distort, keep_states, load_speech_encoder, state_name
 from mmdec.training.stores import FrameStore
 from mmdec.types import InputError, told
 from tests.support.tiny_heard import write as write_translator

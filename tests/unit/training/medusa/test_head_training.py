@@ -15,8 +15,7 @@ from mmdec.drafters.medusa import WIDTH, expected
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.medusa.data import DETECT, Spelling, fingerprint, own_text
-from mmdec.training.medusa.module import first_heads, head_loss, head_weights
-from mmdec.training.medusa.simulate import measure, simulate, spread
+from mmdec.training.medusa.module import first_heads, head_loss, head_weights, measure, simulate, spread
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.training.whisper.tokenizer import build_tokenizer
 from mmdec.types import InputError

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mmdec.evaluation.quality.transcription import normaliser
-from mmdec.training.metrics.word_errors import Edits, character_edits, rate, ratio, word_edits
+from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
 from mmdec.training.whisper.tokenizer import build_tokenizer
 
 

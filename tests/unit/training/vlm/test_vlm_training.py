@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
+from mmdec.training.checkpoints import token_list
 from mmdec.training.corpora.chats import Conversation
-from mmdec.training.options import token_list
 from mmdec.training.vlm.data import Rows, SceneData
 from mmdec.training.vlm.export import mix
 from mmdec.training.vlm.module import VlmModule, turn_weights

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.generation.speculation import generate
 from mmdec.nn.dflash import DFlash
-from mmdec.training.medusa.simulate import measure
+from mmdec.training.medusa.module import measure
 from mmdec.training.vlm_drafters.dflash import DFlashModule, block_attention, drawn_roots
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher
 from mmdec.types import InputError

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.generation.speculation import generate
 from mmdec.nn.eagle3 import Eagle3
-from mmdec.training.medusa.simulate import measure
+from mmdec.training.medusa.module import measure
 from mmdec.training.vlm_drafters import module as training
 from mmdec.training.vlm_drafters.eagle3 import Eagle3Module, frequent_tokens
 from mmdec.training.vlm_drafters.teacher import Reading, Teacher

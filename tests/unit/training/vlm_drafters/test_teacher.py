@@ -12,7 +12,7 @@ from mmdec.drafters.medusa import WIDTH
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.generation.speculation import generate
 from mmdec.targets.media import MediaTarget
-from mmdec.training.medusa.simulate import measure
+from mmdec.training.medusa.module import measure
 from mmdec.training.vlm_drafters.module import rank_texts
 from mmdec.training.vlm_drafters.samples import append
 from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
