@@ -202,7 +202,8 @@ def _reading(model: object, speculation: Speculation) -> AbstractContextManager[
 def _begin(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
 ) -> PreparedRun | StockRun:
-    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
+    remedy = "Load it first; of a PeftModel give `get_base_model()`."
+    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
     target = target_of(model)
     if not target.one_run:
         raise InputError(

@@ -18,6 +18,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 import mmdec
 from mmdec.targets.registry import target_of
 from mmdec.targets.siblings import difference
+from mmdec.types import InputError
 from tests.support.every_class import prompts
 from tests.support.wild import Wild
 
@@ -113,14 +114,41 @@ def test_bitsandbytes(kind: str, tmp_path: Path) -> None:
     check(model, None if kind in ("nf4", "fp4") else "outliers" not in kind)
 
 
-def test_lora() -> None:
-    peft = pytest.importorskip("peft", MIN_PEFT_VERSION, reason=f"peft {MIN_PEFT_VERSION} is not installed")
-    model = llama()
+LORA: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+
+
+def adapted(model: Any) -> None:
+    """Give a model's adapters weights that change its text."""
     plain = model.generate(**prompts("x", (21,)), **OPTIONS)
-    model.add_adapter(peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(weight, 0.0, 0.3)
     model.eval()
     assert not torch.equal(model.generate(**prompts("x", (21,)), **OPTIONS), plain)
+
+
+def test_lora() -> None:
+    peft = pytest.importorskip("peft", MIN_PEFT_VERSION, reason=f"peft {MIN_PEFT_VERSION} is not installed")
+    model = llama()
+    model.add_adapter(peft.LoraConfig(**LORA))
+    adapted(model)
     check(model, True)
+
+
+def test_a_peft_model() -> None:
+    """It drafts by its own `generate`, and its base model by every call: with adapters, merged, and without."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = peft.get_peft_model(llama(), peft.LoraConfig(**LORA, task_type="CAUSAL_LM"))
+    adapted(model)
+    inputs, base, drafted = prompts("x", (21, 9, 4)), model.get_base_model(), list[int]()
+    plug = mmdec.speculate("lookup", num_speculative_tokens=5, on_round=lambda one: drafted.append(sum(one.drafted)))
+    wanted = model.generate(**inputs, **OPTIONS)
+    assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=plug), wanted)
+    assert any(drafted)
+    check(base, True)
+    with model.disable_adapter():
+        check(base, True)
+    model.merge_adapter()
+    check(base, True)
+    with pytest.raises(InputError, match=r"of a PeftModel give `get_base_model\(\)`"):
+        mmdec.generate(model, inputs, **OPTIONS)
