@@ -28,7 +28,7 @@ SMOOTH = 5  # frames of the features over which loudness is averaged
 GAP = 4.0  # how much a silent frame speaks for a gap, in standard deviations of attention
 WIDTH = 7  # frames of the median filter over attention
 LATE = 25  # frames by which speech may outlast the timestamp behind it
-AHEAD = 2  # frames by which attention comes before its sound
+AHEAD = 4  # frames by which attention comes before its sound
 NEVER = -1e9
 
 Begins = Callable[[Sequence[int]], list[bool | None]]
