@@ -45,7 +45,8 @@ from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
 PACKAGES = ("torchvision", "num2words")  # that some processors need
-NEED_VIDEO = ("SmolVLMProcessor", "VideoLlavaProcessor")  # processors that read pictures with their part for video
+# processors that read pictures with their part for video
+NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)

@@ -115,6 +115,8 @@ class DraftConfig:
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
         """A configuration with a model's layer sizes. model: its (text) configuration. changes: other fields."""
+        if getattr(model, "is_heterogeneous", False):  # Gemma 4's layers differ
+            model = model.per_layer_config[0]
         heads = model.num_attention_heads
         rope = getattr(model, "rope_parameters", None) or {}
         sizes = {

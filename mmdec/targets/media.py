@@ -35,9 +35,9 @@ from mmdec.types import CACHE, InputError
 
 # tests/exactness/test_vision.py and test_media.py try each with a small random model
 SEEING = """
-    AyaVision Cohere2Vision DeepseekVL Gemma3 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus LightOnOcr
-    Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL Qwen3VLMoe SmolVLM
-    Qwen2_5OmniThinker VideoLlava VipLlava
+    AyaVision Cohere2Vision DeepseekVL Gemma3 Gemma4 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus
+    LightOnOcr Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL Qwen3VLMoe
+    SmolVLM Qwen2_5OmniThinker VideoLlava VipLlava
 """
 HEARING = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
 FAMILIES = f"{SEEING} {HEARING}"
@@ -52,6 +52,8 @@ ALSO = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_
 SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # the frames of each sound
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
 ENCODED = "mm_encoder_outputs"  # what the vision tower gave, by kind
+# what a model raises for inputs that do not fit
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
 HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
 
 
@@ -143,7 +145,7 @@ class VisionInputs:
             return call(**named, return_dict=True)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, Tensor)}
             raise InputError(
                 f"`{pixels}` must be as {type(model).__name__} reads it, but is {shapes}: "
@@ -270,7 +272,7 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
         options["mm_token_type_ids"] = types[:, -ids.shape[1] :]
     try:
         positions, _ = model.get_rope_index(ids[::copies], attention_mask=mask[::copies].long(), **options)
-    except (IndexError, RuntimeError, StopIteration, TypeError, ValueError) as error:
+    except MALFORMED as error:
         grids = {name: tuple(value.shape) for name, value in options.items() if isinstance(value, Tensor)}
         raise InputError(
             f"`image_grid_thw` and `video_grid_thw` must have a row for each image and video of `mm_token_type_ids`, "
@@ -397,7 +399,7 @@ class MediaTarget(DecoderTarget):
             ids = given.pop("input_ids")
         try:
             return model(input_ids=ids, **given)
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             if not media:
                 raise
             raise InputError(

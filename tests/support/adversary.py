@@ -66,7 +66,7 @@ def attack(rng: random.Random, family: str, report: Report, windows: int = 0) ->
     text, mask = _prompt(rng, batch, WINDOW * windows or 12)
     cache: Any = DynamicCache(config=model.config) if rng.random() < 0.6 else None
     for turn in range(rng.choice((1, 2, 3)) if cache is not None else 1):
-        options = _options(rng, batch)
+        options = options_of(rng)
         try:
             wanted = _wanted(model, text, mask, options, batch)
         except RuntimeError as error:
@@ -115,11 +115,12 @@ def _goes_on(model: Any, mask: Tensor) -> bool:
     )
 
 
-def _options(rng: random.Random, batch: int) -> dict[str, Any]:
+def options_of(rng: random.Random, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """Lengths, ends, processors and sampling, as arguments of `mmdec.generate`."""
     found: dict[str, Any] = {
         "max_new_tokens": rng.choice((1, rng.randint(2, 32), rng.randint(16, 32))),
         "pad_token_id": PAD,
-        "eos_token_id": rng.sample(range(2, VOCABULARY), rng.choice((1, 1, 2, 5))),
+        "eos_token_id": rng.sample(range(2, vocabulary), rng.choice((1, 1, 2, 5))),
         "do_sample": rng.random() < 0.35,
         "suppress_tokens": [PAD],  # a mask is read off the text
     }
@@ -127,10 +128,10 @@ def _options(rng: random.Random, batch: int) -> dict[str, Any]:
         {"repetition_penalty": rng.uniform(0.8, 1.6)},
         {"no_repeat_ngram_size": rng.randint(1, 3)},
         {"min_new_tokens": rng.randint(1, found["max_new_tokens"])},
-        {"begin_suppress_tokens": rng.sample(range(2, VOCABULARY), 3)},
-        {"bad_words_ids": [[rng.randrange(2, VOCABULARY)], [3, 4], [rng.randrange(2, VOCABULARY), 5]]},
+        {"begin_suppress_tokens": rng.sample(range(2, vocabulary), 3)},
+        {"bad_words_ids": [[rng.randrange(2, vocabulary)], [3, 4], [rng.randrange(2, vocabulary), 5]]},
         {"exponential_decay_length_penalty": (rng.randint(1, 6), rng.uniform(1.0, 1.5))},
-        {"forced_eos_token_id": rng.randrange(2, VOCABULARY)},
+        {"forced_eos_token_id": rng.randrange(2, vocabulary)},
     ]
     for one in rng.sample(some, rng.choice((0, 0, 1, 2))):
         found |= one

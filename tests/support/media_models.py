@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging
 
+from mmdec.targets.media import HEARING
 from tests.support.tiny_vlm_folder import sharpen
 
 VOCABULARY = 64
@@ -63,7 +64,7 @@ def shrunk(config: Any, own: dict[str, Any]) -> dict[str, Any]:
     """The fields of a configuration, made small. own: fields to set besides, by their path ("vision_config.depth")."""
     given = {name: value for name, value in config.to_dict().items() if name not in ("transformers_version", "dtype")}
     for name in list(given):
-        part = getattr(config, name, None)
+        part = vars(config).get(name)
         if hasattr(part, "to_dict"):
             below = {path.partition(".")[2]: value for path, value in own.items() if path.startswith(f"{name}.")}
             given[name] = shrunk(part, below)
@@ -124,6 +125,19 @@ OWN: dict[str, dict[str, Any]] = {
     f"LlavaOnevision{FOR}": {"image_grid_pinpoints": [[28, 28], [28, 56], [56, 28]]},
     f"VipLlava{FOR}": {"vision_feature_layers": [-2, -1]},
     f"Mistral3{FOR}": {"vision_config.image_size": 56},
+    f"Gemma4{FOR}": {
+        "vision_config": {
+            **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "patch_size"), 4),
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8},
+            **{"pooling_kernel_size": 2, "position_embedding_size": 160},
+        },
+        "audio_config": None,
+        "text_config.layer_types": ["sliding_attention", "full_attention"],
+        "text_config.per_layer_config": {1: {"head_dim": 16}},
+        "text_config.vocab_size_per_layer_input": VOCABULARY,
+        "text_config.hidden_size_per_layer_input": 8,
+        "text_config.use_bidirectional_attention": "vision",
+    },
     f"Voxtral{FOR}": {"audio_token_id": AUDIO, "audio_config.intermediate_size": 128},
     f"Llama4{FOR}": {
         "text_config.intermediate_size_mlp": 48,
@@ -200,6 +214,11 @@ def image_inputs(model: Any, count: int, generator: torch.Generator) -> tuple[di
         size = 3 * vision.patch_size**2 * getattr(vision, "temporal_patch_size", 1)
         patches = torch.randn(int(grids.prod(1).sum()), size, generator=generator)
         inputs = {"pixel_values": patches, "image_grid_thw": grids}
+    if name.startswith("Gemma4"):
+        places = torch.full((count, 16, 2), -1)
+        for image, (high, wide) in enumerate(([[4, 4], [2, 4], [4, 2]] * count)[:count]):
+            places[image, : high * wide] = torch.cartesian_prod(torch.arange(high), torch.arange(wide)).flip(1)
+        inputs = {"pixel_values": torch.rand(count, 16, 48, generator=generator), "image_position_ids": places}
     if name.startswith("VideoLlava"):
         inputs = {"pixel_values_images": pixels}
     call = getattr(model, "get_image_features", None) or model.model.get_image_features
@@ -280,7 +299,7 @@ def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor
     if type(model).__name__.startswith("Qwen2_5Omni"):
         return omni_inputs(model, rows, seed)
     generator = torch.Generator().manual_seed(seed)
-    hears = "audio" in model.input_modalities
+    hears = type(model).__name__.removesuffix(FOR) in HEARING.split()
     token, total = (AUDIO if hears else IMAGE), sum(rows)
     inputs: dict[str, Tensor] = {}
     counts: list[int] = []
@@ -302,6 +321,6 @@ def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor
     types = (
         {"token_type_ids": (ids == token).long()} if type(model).__name__.startswith(("Gemma3", "PaliGemma")) else {}
     )
-    if type(model).__name__.startswith(GRIDS):
+    if type(model).__name__.startswith((*GRIDS, "Gemma4")):
         types = {"mm_token_type_ids": (ids == token).long()}
     return {**text, **types, **inputs}

@@ -57,6 +57,15 @@ MARKS = {  # the tokens of a family's tokenizer, by the names that its processor
         "boi_token": "<start_of_image>",
         "eoi_token": "<end_of_image>",
     },
+    "Gemma4": {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+        "video_token": "<|video|>",
+    },
     "Glm4v": GLM,
     "Glm4vMoe": GLM,
     "GlmOcr": GLM,
@@ -137,6 +146,7 @@ COUNTS: dict[str, dict[str, Any]] = {  # the placeholders of an image
 }
 NEEDS = {  # packages that a family's processor needs
     "Cohere2Vision": ("torchvision",),
+    "Gemma4": ("torchvision",),
     "Llama4": ("torchvision",),
     "Mistral3": ("torchvision",),
     "SmolVLM": ("torchvision", "num2words"),
@@ -177,7 +187,9 @@ def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
     }
     if family == "Idefics3":
         own |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    if family == "Gemma3":  # tied, it would repeat what it reads
+    if family == "Gemma4":
+        own["text_config.vocab_size_per_layer_input"] = len(tokenizer)
+    if family in ("Gemma3", "Gemma4"):  # tied, it would repeat what it reads
         own |= {"tie_word_embeddings": False, "text_config.tie_word_embeddings": False}
     for name in ("video_token_id", "video_token_index"):
         if "video_token" in marks:
@@ -190,6 +202,9 @@ def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
 def processor(family: str, tokenizer: Any, chat_template: str) -> Any:
     """The family's own, without its part for video."""
     kind: Any = getattr(transformers, NAMES.get(family, family) + "Processor")
+    if family == "Gemma4":
+        sound, video = transformers.Gemma4AudioFeatureExtractor(), transformers.Gemma4VideoProcessor()
+        return kind(sound, pictures(family), tokenizer, video, chat_template=chat_template)
     if family in ("SmolVLM", "VideoLlava"):  # theirs reads pictures, too
         parts: Any = {"video_processor": getattr(transformers, f"{family}VideoProcessor")()}
         parts |= {"image_processor": pictures(family), "tokenizer": tokenizer}
@@ -213,6 +228,8 @@ def pictures(family: str) -> Any:
         return getattr(known, f"{family}ImageProcessorPil")(size=SIDE, min_size=14)
     if family == "Gemma3":
         return known.Gemma3ImageProcessorPil(size=SIDE)
+    if family == "Gemma4":
+        return known.Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
     if family in ("Glm4v", "Glm4vMoe"):
         return known.Glm4vImageProcessorPil(**area)
     if family == "GlmOcr":

@@ -1,0 +1,337 @@
+"""One case: a random model that sees, hears or reads a source, with random inputs, options, drafter, budget and door.
+
+No drafter may change its text, and what is malformed ends in an InputError or as `generate` ends it. A long run,
+`python -m tests.support.media_adversary FIRST END FILE`, appends what came of each hundred cases that FILE lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import mmdec
+from mmdec.hub.audio_lm import load_audio_lm
+from mmdec.hub.vlm import load_vlm
+from mmdec.images import to_pil
+from mmdec.targets.media import HEARING, SEEING
+from mmdec.types import CACHE, InputError, transformers_release
+from tests.support import hearing_folders, seeing_folders
+from tests.support.adversary import options_of
+from tests.support.encoder_decoders import CLASSES, VOCABULARY, attentions, encoder_decoder, sources
+from tests.support.media_models import FOR, media_inputs, media_model
+from tests.support.tiny_vlm import KINDS, batch_of, row_of, vision_model
+from tests.support.vision_drafters import DRAFTERS
+from tests.support.wild import Wild
+
+CHUNK = 100
+AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes
+OTHERS = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # which are `tiny_vlm`'s kinds
+BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()  # in transformers' own `generate`
+MEDIA = [name for name in f"{SEEING} {HEARING}".split() if name not in (*OTHERS, *BROKEN)]
+HELD = [0, *range(56, 64)]  # padding, placeholders and their marks are no answers
+NETWORKS = ("eagle", "eagle3", "msd", "small")
+DOORS = ("generate", "stream", "custom")
+
+
+@dataclass
+class Report:
+    """What came of cases."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)  # a line for each text that is another
+    foreign: list[str] = field(default_factory=list)  # for each error that is none of ours
+    refused: list[str] = field(default_factory=list)  # for each sound call that was refused
+
+
+def attack(seed: int, report: Report) -> None:
+    """One case."""
+    rng = random.Random(seed)
+    kind = rng.choices((sees, translates, asks, hears), (10, 5, 2, 2))[0]
+    report.counts["cases"] += 1
+    report.counts[kind.__name__] += 1
+    try:
+        kind(rng, report, f"{seed}:")
+    except InputError as error:
+        report.refused.append(f"{seed}: {error}")
+    except Exception as error:
+        if "probability tensor" in str(error):  # random weights may overflow, and no loop can sample then
+            report.counts["stock fails"] += 1
+        else:
+            frames = [f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
+            report.foreign.append(f"{seed}: {type(error).__name__}: {str(error)[:300]} {frames}")
+
+
+def sees(rng: random.Random, report: Report, said: str) -> None:
+    """A model that sees or hears, with 0 to 3 pictures or sounds in each of its rows; perhaps a second turn."""
+    family, seed, batch = rng.choice([*MEDIA, *KINDS]), rng.randrange(2**31), rng.choice((1, 1, 2, 3, 4))
+    if family in KINDS:
+        model: Any = vision_model(family)
+        inputs = batch_of(family, [row_of(rng, rng.choice(("none", "one", "three", "video"))) for _ in range(batch)])
+    else:
+        model = media_model(family + FOR, rng.choice((None, None, "eager", "mmdec_tree")))
+        inputs = media_inputs(model, [rng.randrange(4) for _ in range(batch)], seed)
+    options = {**options_of(rng), "suppress_tokens": HELD}
+    said += f" {family} {batch=} {options}"
+    if rng.random() < 0.2:
+        _malformed(rng, model, inputs, report, said)
+        return
+    name = rng.choice(("lookup", "recycling", "wild", "wild", *NETWORKS))
+    turns = batch == 1 and family in MEDIA and family not in AXES and not options["do_sample"] and rng.random() < 0.5
+    caches = [DynamicCache(config=model.config) for _ in range(2)] if turns else [None, None]
+    for turn in range(1 + turns):
+        given = [{**inputs, **({CACHE: cache} if turns else {})} for cache in caches]
+        wanted = _stock(model, given[0], options)
+        drafter = Wild(rng.random(), wanted.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
+        drafter = drafter or DRAFTERS[name](model, wanted.tolist())
+        door = "generate" if turns else None  # a cache goes on with one
+        _compare(rng, model, given[1], options, drafter, wanted, report, f"{said} {name} {turn=}", door)
+        report.counts["second turns"] += turn
+        ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9][: rng.randint(1, 5)]] * batch)], 1)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if family in ("Gemma3", "PaliGemma"):
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+
+
+def translates(rng: random.Random, report: Report, said: str) -> None:
+    """An encoder-decoder, with sources of several lengths."""
+    family, batch = rng.choice([*CLASSES]), rng.choice((1, 1, 2, 3, 4))
+    model = encoder_decoder(family, rng.choice(attentions(family)))
+    inputs, options = sources(model, batch, rng.randrange(2**31)), options_of(rng, VOCABULARY - 1)
+    del options["pad_token_id"], options["suppress_tokens"]
+    said += f" {family} {batch=} {options}"
+    if rng.random() < 0.2:
+        _malformed(rng, model, inputs, report, said)
+        return
+    wanted, name = _stock(model, inputs, options), rng.choice(("lookup", "recycling", "wild"))
+    drafter: Any = Wild(rng.random(), wanted.tolist(), 0.8) if name == "wild" else name
+    _compare(rng, model, inputs, options, drafter, wanted, report, f"{said} {name}", None)
+
+
+def _stock(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    """Stock `generate`; where its draws are not ours, the same call without drafts."""
+    given = dict(options)
+    seed = given.pop("seed", None)
+    if seed is not None and len(next(iter(inputs.values()))) > 1:
+        return mmdec.generate(model, inputs, None, seed=seed, **given).sequences
+    torch.manual_seed(seed or 0)
+    return model.generate(**inputs, **given)
+
+
+def _compare(
+    rng: random.Random,
+    model: Any,
+    inputs: dict[str, Any],
+    options: dict[str, Any],
+    drafter: Any,
+    wanted: Tensor,
+    report: Report,
+    said: str,
+    door: str | None,
+) -> None:
+    """The same with drafts, through one of the doors."""
+    given, door = dict(options), door or rng.choice(DOORS)
+    seed = given.pop("seed", None)
+    nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
+    speculation: dict[str, Any] = {"num_speculative_tokens": nodes}
+    if seed is not None and len(wanted) > 1:
+        speculation["seed"] = seed
+    torch.manual_seed(seed or 0)
+    if door == "custom":
+        found = model.generate(**inputs, **given, custom_generate=mmdec.speculate(drafter, **speculation))
+    elif door == "generate":
+        found = mmdec.generate(model, inputs, drafter, **speculation, **given).sequences
+    else:
+        rows: list[list[int]] = [[] for _ in wanted]
+        for one in mmdec.stream(model, inputs, drafter, **speculation, **given):
+            for row, tokens in zip(one.rows, one.tokens, strict=True):
+                rows[row] += tokens
+        longest, found = max(map(len, rows)), wanted.clone()
+        for row, tokens in enumerate(rows):
+            start = wanted.shape[1] - longest
+            found[row, start : start + len(tokens)] = torch.tensor(tokens)
+    report.counts["tokens"] += wanted.numel()
+    if not torch.equal(found, wanted):
+        report.wrong.append(f"{said} {nodes} {door}")
+
+
+BREAKS: tuple[Callable[[random.Random, Any], Any], ...] = (
+    lambda rng, value: None,
+    lambda rng, value: value[:1].repeat(5, *[1] * (value.ndim - 1)),
+    lambda rng, value: value[..., : max(value.shape[-1] // 2, 1)],
+    lambda rng, value: value.unsqueeze(0),
+    lambda rng, value: value.flatten(),
+    lambda rng, value: value[:0],
+    lambda rng, value: value.tolist(),
+    lambda rng, value: value.float() * float("nan"),
+    lambda rng, value: value.long() + rng.choice((-3, 70, 10**6)),
+    lambda rng, value: rng.choice(("text", 3, object())),
+)
+
+
+def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: Report, said: str) -> None:
+    """One input is broken: an InputError, or the text that `generate` makes of it."""
+    name, how = rng.choice([*inputs]), rng.randrange(len(BREAKS))
+    broken = {**inputs, name: BREAKS[how](rng, inputs[name])}
+    report.counts["malformed"] += 1
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    try:
+        found = mmdec.generate(model, broken, "lookup", num_speculative_tokens=3, **options).sequences
+    except InputError:
+        report.counts["malformed, refused"] += 1
+        return
+    except Exception as error:
+        report.foreign.append(f"{said} {name} broken by {how}: {type(error).__name__}: {str(error)[:300]}")
+        return
+    try:
+        wanted = model.generate(**broken, **options)
+    except Exception:
+        report.counts["malformed, answered where stock fails"] += 1
+        return
+    if not torch.equal(found, wanted):
+        report.wrong.append(f"{said} {name} broken by {how}")
+
+
+@lru_cache
+def folder_of(family: str) -> Any:
+    """A family's model and processor, loaded from a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        if family in hearing_folders.FAMILIES:
+            return load_audio_lm(hearing_folders.write(family, Path(folder) / family))
+        return load_vlm(seeing_folders.write(family, Path(folder) / family))
+
+
+def asks(rng: random.Random, report: Report, said: str) -> None:
+    """`mmdec.describe` with pictures of odd sizes: the answer on what the family's own processor makes of them."""
+    needs = seeing_folders.NEEDS
+    here = [name for name in seeing_folders.FAMILIES if name not in BROKEN and all(map(find_spec, needs.get(name, ())))]
+    vlm = folder_of(rng.choice(here))
+    sides = lambda: rng.choice((1, 2, rng.randint(1, 40), rng.randint(20, 90), rng.choice((3, 300))))  # noqa: E731
+    pixels = np.random.default_rng(rng.getrandbits(32))
+    shown = [pixels.integers(0, 255, (sides(), sides(), 3), dtype=np.uint8) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    prompt = rng.choice(("What is this?", "?", "a" * rng.randint(1, 60), "Où est l’étoile \U0001f31f?\n\n"))
+    content = [*[{"type": "image"}] * len(shown), {"type": "text", "text": prompt}]
+    options = _spoken_options(rng)
+    said += f" {type(vlm.model).__name__} {[one.shape for one in shown]} {prompt!r} {options}"
+
+    def stock() -> list[int]:
+        text = vlm.processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        given = {"text": [text], "return_tensors": "pt", "add_special_tokens": False}
+        inputs = vlm.processor(images=[[*map(to_pil, shown)]] if shown else None, **given)
+        inputs.pop("labels", None)
+        return vlm.model.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :].tolist()
+
+    _spoken(
+        rng,
+        stock,
+        lambda **given: mmdec.describe(tuple(shown), prompt, model=vlm, **given),
+        vlm,
+        options,
+        report,
+        said,
+    )
+
+
+def hears(rng: random.Random, report: Report, said: str) -> None:
+    """`mmdec.transcribe` of sound of odd lengths, likewise."""
+    heard = folder_of(rng.choice(hearing_folders.FAMILIES))
+    length = rng.choice((1, 2, rng.randint(3, 400), rng.randint(400, 32000), 32000, 32001))
+    sound = (0.15 * np.random.default_rng(rng.getrandbits(32)).standard_normal(length)).astype(np.float32)
+    options, processor = _spoken_options(rng), heard.processor
+    said += f" {type(heard.model).__name__} {length} samples {options}"
+
+    def stock() -> list[int]:
+        asked = "Transcribe the speech."
+        if hasattr(processor, "apply_transcription_request"):
+            inputs = processor.apply_transcription_request([sound])
+        else:
+            simple = type(processor).__name__.startswith("Granite")
+            content: Any = [{"type": "audio"}, {"type": "text", "text": asked}]
+            text = processor.apply_chat_template(
+                [{"role": "user", "content": processor.audio_token + asked if simple else content}],
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            kinds = {"text_kwargs": {"add_special_tokens": False}, "audio_kwargs": {"sampling_rate": 16000}}
+            inputs = processor(text=[text], audio=[sound], return_tensors="pt", **kinds)
+        return heard.model.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :].tolist()
+
+    _spoken(
+        rng,
+        stock,
+        lambda **given: mmdec.transcribe(sound, model=heard, sample_rate=16000, **given),
+        heard,
+        options,
+        report,
+        said,
+    )
+
+
+def _spoken_options(rng: random.Random) -> dict[str, Any]:
+    options: dict[str, Any] = {"max_new_tokens": rng.randint(1, 20), "do_sample": rng.random() < 0.3}
+    return options | rng.choice(({}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 1}))
+
+
+def _spoken(
+    rng: random.Random,
+    stock: Callable[[], list[int]],
+    call: Callable[..., Any],
+    loaded: Any,
+    options: dict[str, Any],
+    report: Report,
+    said: str,
+) -> None:
+    """Compare a call's tokens with stock's. Where stock fails, an error of ours must come or an answer."""
+    torch.manual_seed(5)
+    try:
+        wanted: list[int] | None = stock()
+    except Exception:
+        wanted = None
+        report.counts["stock fails"] += 1
+    name, nodes = rng.choice(("lookup", "recycling", *NETWORKS)), rng.choice((None, 1, 4, (12, 4)))
+    drafter: Any = DRAFTERS[name](loaded.model, [wanted or [0]])
+    torch.manual_seed(5)
+    try:
+        found = call(drafter=drafter, num_speculative_tokens=nodes, **options)
+    except (InputError, mmdec.BatchError) as error:
+        report.counts["refused"] += 1
+        if wanted is not None and " must last at " not in str(error):  # sounds have a least and a most length
+            report.refused.append(f"{said} {name}: {error}")
+        return
+    note = getattr(found, "note", "")
+    if wanted is not None and found.tokens != wanted and "silent" not in (note or ""):
+        report.wrong.append(f"{said} {name} {nodes}: {wanted} {found.tokens}")
+
+
+def main(first: int, end: int, file: Path) -> None:
+    """Run chunks from `first` to `end`, leaving out those whose counts the file has."""
+    done = {json.loads(line)["chunk"] for line in file.read_text().splitlines()} if file.is_file() else set()
+    for chunk in sorted({*range(first, end)} - cast(set[int], done)):
+        report = Report()
+        for seed in range(CHUNK * chunk, CHUNK * (chunk + 1)):
+            attack(seed, report)
+        line = {"chunk": chunk, **report.counts, **{name: getattr(report, name) for name in NAMES}}
+        with file.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+
+
+NAMES = ("wrong", "foreign", "refused")
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
