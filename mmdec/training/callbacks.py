@@ -118,7 +118,8 @@ class StageBar(Callback):
     """A progress bar for a stage with a time limit: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
 
     stage: its name. at: its end, in seconds since 1970. The bar shows time, because the number of steps is unknown. If
-    a module estimates tokens a round while it trains ("train/round"), the estimate stands beside the loss.
+    a module estimates tokens a round while it trains ("train/round"), the estimate stands beside the loss until
+    held-out answers were measured: a drafter of few answers learns them by heart.
     """
 
     def __init__(self, stage: str, at: float) -> None:
@@ -126,6 +127,7 @@ class StageBar(Callback):
         self.begun = self.shown = time.time()
         self.loss: float | None = None
         self.rounds: float | None = None  # the mean of the last steps' estimates
+        self.held_out: float | None = None  # tokens a round of the last validation
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -150,6 +152,7 @@ class StageBar(Callback):
         if trainer.sanity_checking:
             return
         values = sorted((name, float(value)) for name, value in trainer.callback_metrics.items() if name[:4] == "dev/")
+        self.held_out = dict(values).get("dev/chain")
         self._end_line()
         words: Mapping[str, str] = getattr(pl_module, "words", {})
         parts = (f"{words.get(name[4:], name[4:])} {value:.3f}" for name, value in values)
@@ -166,7 +169,10 @@ class StageBar(Callback):
         part = 1.0 if done else min(max((now - self.begun) / whole, 0.0), 1.0)
         filled = round(WIDTH * part)
         loss = "" if self.loss is None else f"  loss {self.loss:.3f}"
-        loss += "" if self.rounds is None else f": chains of {CHAIN} give about {self.rounds:.1f} tokens a round"
+        if self.held_out is not None:
+            loss += f": {self.held_out:.1f} tokens a round on held-out answers"
+        elif self.rounds is not None:
+            loss += f": chains of {CHAIN} give about {self.rounds:.1f} tokens a round"
         left = max(round(self.at - now), 0)
         rest = "done" if done else f"{left // 60}:{left % 60:02d} left"
         line = f"{self.stage} [{'#' * filled}{'-' * (WIDTH - filled)}] {100 * part:3.0f} %  step {step}{loss}  {rest}"
