@@ -24,8 +24,8 @@ from parent import end_with_parent
 from splits import share
 from tables import read_journal, write_text
 
-from mmdec.phonetics.figures import WORDS as NUMBER_WORDS
 from mmdec.phonetics.spelling import ABBREVIATIONS
+from mmdec.phonetics.spelling import WORDS as NUMBER_WORDS
 
 VOICE = "slt"
 JOURNAL = "journal.tsv"

@@ -20,8 +20,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from mmdec.audio.features import SAMPLE_RATE
-from mmdec.audio.samples import MAX_SECONDS, check_peak, check_rate, check_samples, full_scale, resample
+from mmdec.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
 from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, unreadable, write_whole

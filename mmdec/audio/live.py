@@ -18,8 +18,7 @@ import soxr
 import torch
 from torch import Tensor
 
-from mmdec.audio.features import SAMPLE_RATE
-from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, STEP, check_detector, check_rate, webrtc_package
+from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
 from mmdec.types import InputError
 
 FRAMES = 10  # of 10 ms in a block

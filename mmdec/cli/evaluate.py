@@ -1,11 +1,17 @@
-"""`mmdec eval`: score a model on a split of a corpus."""
+"""`mmdec eval`: score a model on a split of a corpus; and its reports as tables of 80 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from mmdec.cli.options import (
     OWN_PROMPT,
@@ -36,6 +42,7 @@ from mmdec.cli.options import (
     log,
 )
 from mmdec.cli.reports import JsonTo, Report, deliver_report
+from mmdec.evaluation.bench.report import FIRST, machine
 
 app = typer.Typer(
     help="Score a model on a split of a corpus.",
@@ -81,7 +88,6 @@ def speech(
     own translation and a cascade beside ours."""
     from mmdec.checks.arguments import check_threads
     from mmdec.evaluation.quality.judge_transcription import Judge, judged_systems
-    from mmdec.evaluation.quality.tables import table
     from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
     from mmdec.pipelines.translation.load import load
 
@@ -130,7 +136,6 @@ def asr(
 ) -> None:
     """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
     from mmdec.evaluation.quality.harness import parse_plan
-    from mmdec.evaluation.quality.tables import asr_table
     from mmdec.evaluation.quality.transcription import evaluate_asr
 
     report = evaluate_asr(
@@ -178,7 +183,6 @@ def vlm(
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
     from mmdec.evaluation.quality.description import evaluate_vlm
     from mmdec.evaluation.quality.harness import parse_plan
-    from mmdec.evaluation.quality.tables import vlm_table
 
     report = evaluate_vlm(
         questions,
@@ -200,3 +204,235 @@ def vlm(
     deliver_report(report, output, json_to, vlm_table)
     if report["refused"]:
         raise typer.Exit(1)
+
+
+TOGETHER = 2  # number of systems side by side; more do not fit
+LABEL = 30  # width of a label in columns; labels may be wrapped, figures not
+
+
+def grid_of(*names: str) -> Table:
+    """An empty table: a column of labels, and one column of figures for each name."""
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid.add_column("", max_width=LABEL)
+    for name in names:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
+def table(report: dict[str, Any]) -> RenderableType:
+    """Table for a report of `evaluate_speech`: one column for each system, at most two side by side."""
+    names = [*report["systems"]]
+    shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["systems"].values())]
+    grids = []
+    for start in range(0, len(names), TOGETHER):
+        some = names[start : start + TOGETHER]
+        grid = grid_of(*some)
+        for label, show in _LINES:
+            if label in shown:
+                grid.add_row(label, *(show(report["systems"][name]) for name in some))
+        grids.append(grid)
+    title = f"{report['model']} on {report['split']}, n = {report['n']}"
+    return Group(Text(title), *grids, Text("\n".join(_speech_notes(report))))
+
+
+def _speech_notes(report: dict[str, Any]) -> list[str]:
+    systems = report["systems"]
+    first, scores = next(iter(systems.items()))
+    notes = [f"BLEU {scores['bleu']['signature']}"]
+    if len(systems) > 1:
+        notes.append(f"p: of the paired bootstrap against {first}")
+    if "recogniser" in report:
+        notes.append("ASR-BLEU: {name}; {normalisation}".format(**report["recogniser"]))
+    if "recordings" in report:
+        recordings = report["recordings"]
+        notes.append(
+            f"reference recordings: ASR-BLEU {recordings['asr_bleu']:.1f}, "
+            f"word errors of the recogniser {100 * recordings['judge_word_error_rate']:.1f} %; "
+            f"noise {report['asr_bleu_noise']:.1f}"
+        )
+    return [*notes, machine(report["hardware"])]
+
+
+def asr_table(report: dict[str, Any]) -> RenderableType:
+    """Table for a report of `evaluate_asr`: one column for each decoding method."""
+    methods: dict[str, Any] = report["decoding"]
+    title = f"{report['model']} on {report['split'] or 'the whole corpus'}, n = {report['n']}"
+    grid = grid_of(*methods)
+    for label, key in _ASR_RATES:
+        entry = report[key]
+        edits = (
+            ""
+            if "length" not in entry
+            else f"{entry['substitutions']} S {entry['deletions']} D {entry['insertions']} I"
+        )
+        grid.add_row(label, f"{_percent(key)(report)}\n{edits}".strip(), *[""] * (len(methods) - 1))
+    for label, show in _ASR_COSTS:
+        grid.add_row(label, *(show(cost) if cost else "-" for cost in methods.values()))
+    notes = [f"normaliser: {report['normaliser']}, batch {report['batch_size']}"]
+    if "speedup" in report:
+        same, faster = report["identical"], report["speedup"]
+        notes.append(
+            f"identical to greedy: {same['count']} of {same['n']}; "
+            + ", ".join(f"{faster[key]['value']:.2f} times in {key} seconds" for key in ("decoder", "wall"))
+        )
+    notes += [
+        f"{row['errors']} of {row['words']} wrong: {row['reference']!r} transcribed as {row['transcript']!r}"
+        for row in report["worst"]
+    ]
+    notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
+    notes.append(machine(report["hardware"]))
+    return Group(Text(title), grid, Text("\n".join(notes)))
+
+
+def _percent(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        entry = scores.get(key)
+        if entry is None or (isinstance(entry, dict) and (entry.get("n") == 0 or entry["value"] is None)):
+            return "-"
+        if not isinstance(entry, dict):
+            return f"{100 * entry:.1f}"
+        spread = f" [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]" if "low" in entry else ""
+        return f"{100 * entry['value']:.1f}{spread}"
+
+    return show
+
+
+def _points(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        value = scores.get(key)
+        return "-" if value is None else f"{value:.1f}"
+
+    return show
+
+
+def _points_between(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        entry = scores.get(key)
+        return "-" if entry is None else f"{entry['value']:.1f} [{entry['low']:.1f}, {entry['high']:.1f}]"
+
+    return show
+
+
+def _chance(key: str) -> Callable[[dict[str, Any]], str]:
+    def show(scores: dict[str, Any]) -> str:
+        entry = scores.get(key)
+        return "-" if entry is None or entry["p"] is None else f"{entry['p']:.3f}"
+
+    return show
+
+
+def _number(kind: str) -> Callable[[dict[str, Any]], str]:
+    return lambda scores: _percent(kind)(scores["number_accuracy"])
+
+
+def _three(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _two(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _stages(scores: dict[str, Any]) -> str:
+    return "\n".join(
+        f"{stage} {1e3 * entry['median']:.1f} / {1e3 * entry['p90']:.1f}" for stage, entry in scores["latency"].items()
+    )
+
+
+_LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("exact sentences, any reference, % [95 %]", _percent("exact")),
+    ("  of sentences with one reference", _percent("exact_one_rendering")),
+    ("  of sentences with several references", _percent("exact_several_renderings")),
+    ("phone error rate, %, against the reference recording", _percent("phone_error_rate")),
+    ("  against the nearest reference", _percent("phone_error_rate_nearest")),
+    ("BLEU, all references [95 %]", _points_between("bleu")),
+    ("  p", _chance("bleu")),
+    ("chrF, all references [95 %]", _points_between("chrf")),
+    ("  p", _chance("chrf")),
+    ("numbers, times and prices right, %", _number("all")),
+    ("  numbers", _number("numbers")),
+    ("  times", _number("times")),
+    ("  prices", _number("prices")),
+    ("ASR-BLEU [95 %]", _points_between("asr_bleu")),
+    ("  p", _chance("asr_bleu")),
+    ("ASR-chrF [95 %]", _points_between("asr_chrf")),
+    ("  over that of the reference recordings, %", _percent("asr_bleu_ratio")),
+    ("  shuffled", _points("asr_bleu_shuffled")),
+    ("refused recordings", lambda scores: str(len(scores["refused"])) if scores["refused"] else "-"),
+    ("milliseconds, median / 90th percentile", _stages),
+    ("real-time factor", lambda scores: _three(scores["real_time_factor"])),
+)
+
+_ASR_RATES = (
+    ("word error rate, %, normalised [95 %]", "wer"),
+    ("character error rate, %", "cer"),
+    ("word error rate with case and punctuation, %", "wer_raw"),
+    ("character error rate with case and punctuation, %", "cer_raw"),
+    ("exact transcripts, %, normalised", "exact"),
+    ("  with case and punctuation", "exact_raw"),
+)
+
+
+def _seconds(stage: str) -> Callable[[dict[str, Any]], str]:
+    return lambda cost: f"{cost['seconds'][stage]:.2f}"
+
+
+_ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("seconds: features", _seconds("features")),
+    ("  encoder", _seconds("encoder")),
+    ("  decoder, drafter included", _seconds("decoder")),
+    ("    drafter", _seconds("drafter")),
+    ("  total", _seconds("total")),
+    ("decoder's share, %", lambda cost: f"{100 * cost['decoder_share']:.1f}"),
+    ("decoder passes", lambda cost: str(cost["decoder_passes"])),
+    ("tokens per round, bonus included", lambda cost: _two(cost["tokens_per_round"])),
+    ("real-time factor", lambda cost: _three(cost["real_time_factor"])),
+)
+
+
+def vlm_table(report: dict[str, Any]) -> RenderableType:
+    """Table for a report of `evaluate_vlm`: one row for each task, and a row for all tasks if there are several."""
+    other = ", pictures swapped" if report["swapped"] else ""
+    title = f"{report['model']} on {report['questions']}{other}, n = {report['n']}, drafter {report['drafter']}"
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    grid.add_column("", max_width=FIRST, overflow="fold")
+    for name in ("right, % [95 %]", "of", "tokens\na round", "accepted\na round", "drafter's\nshare, %", "s,\nmedian"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    rows = list(report["by_task"].items())
+    if len(rows) != 1:
+        rows.append(("all", {"right": report["right"], "decoding": report["decoding"]}))
+    for task, row in rows:
+        cost = row["decoding"]
+        share = cost.get("drafter_share", {}).get("of_all")
+        grid.add_row(
+            escape(task),
+            _rate(row["right"]),
+            str(row["right"]["n"]),
+            _two(cost.get("tokens_per_round")),
+            _two(cost.get("accepted_per_round")),
+            "-" if share is None else f"{100 * share:.1f}",
+            "-" if not cost else f"{cost['median_seconds']:.3f}",
+        )
+    compressed = {name: row["decoding"].get("compressors") for name, row in rows}
+    notes = [
+        f"images shortened, {name}: {', '.join(f'{how} {count}' for how, count in counts.items())}"
+        for name, counts in compressed.items()
+        if counts
+    ]
+    notes += [
+        f"{name}, right in any words: {_rate(row['right_in_any_words'])}"
+        for name, row in rows
+        if "right_in_any_words" in row
+    ]
+    notes += [
+        f"{row['task']} {row['id']}: {row['question']!r} answered {row['answer']!r}, expected {row['expected']!r}"
+        for row in report["worst"]
+    ]
+    notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
+    return Group(Text(title), grid, Text("\n".join([*notes, machine(report["hardware"])])))
+
+
+def _rate(entry: dict[str, Any]) -> str:
+    if not entry["n"]:
+        return "-"
+    return f"{100 * entry['value']:.1f} [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]"

@@ -23,8 +23,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,108 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from mmdec.audio import trim_silence
-from mmdec.evaluation.calibration import description, transcription
-from mmdec.evaluation.calibration.examples import Example, Sound, rightness, translator_sounds
+from mmdec.audio import SAMPLE_RATE, trim_silence
+from mmdec.evaluation.calibration.examples import (
+    EMPTY,
+    SEEDS,
+    Example,
+    Sound,
+    empty_picture,
+    rightness,
+    sounds,
+    spoken_sounds,
+    translator_sounds,
+    words_right,
+)
 from mmdec.evaluation.quality.translation import SpeechCorpus, cvss_corpus, manifest_corpus
 from mmdec.hub.daspeech import DEFAULT_MODEL, resolve
+from mmdec.hub.vlm import FamiliarPictures, LoadedVlm, load_vlm
 from mmdec.pipelines.confidence import Calibration, write_calibrations
+from mmdec.pipelines.description.answer import ANSWER, summaries
+from mmdec.pipelines.description.describe import describe
 from mmdec.pipelines.inputs import SILENCE, peak
+from mmdec.pipelines.transcription.batches import TRANSCRIPT
+from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL as TRANSCRIBER
+from mmdec.pipelines.transcription.transcribe import load_transcriber, transcribe
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translator import AUTOREGRESSIVE, GRAPH, SpeechTranslator, SpokenTranslation
+from mmdec.training.corpora.chats import read_conversations
+from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.training.metrics.text import Rate
+from mmdec.training.metrics.text import Rate, claims_held, right_answer
+from mmdec.types import InputError
+
+
+def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
+    """The transcripts of a split as examples: recordings, clean and with noise, and nonsense.
+
+    Without `--other` the model is taken for one that knows all languages: none of them is nonsense.
+    """
+    own = [(row.path, (row.text,)) for row in evenly_spaced(read_utterances(options.corpus, split), options.count)]
+    if options.other is None:
+        recordings = spoken_sounds(own, split)
+    else:
+        pairs = read_pairs(options.other / "cv" / "fr", options.other / "cvss_c", split, scoring=True)[0]
+        recordings = sounds(own, [pair.clip for pair in pairs], SEEDS[split])
+    transcriber = load_transcriber(options.model or TRANSCRIBER)
+    examples = []
+    for sound in recordings:
+        out = transcribe(sound.samples, sample_rate=SAMPLE_RATE, model=transcriber)
+        examples.append(Example(out.evidence, words_right(out.text, sound.references), sound.kind))
+    return {TRANSCRIPT: examples}
+
+
+FAMILIAR = 4000  # number of training pictures for the statistics
+
+
+@cache
+def seeing_model(name: str | None, corpus: Path) -> LoadedVlm:
+    """The model, with statistics of the pictures in this corpus's training split."""
+    vlm = load_vlm(name or "vlm-scenes")
+    rows = [row for row in evenly_spaced(read_conversations(corpus / "train.json"), FAMILIAR) if row.images]
+    seen = summaries(vlm, [row.images[0] for row in rows])
+    kinds = [row.notes.get("graph", {}).get("kind", "") for row in rows]  # kinds of scene, if the corpus has them
+    return replace(vlm, familiar=None if seen is None else FamiliarPictures.of(seen, kinds))
+
+
+def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
+    """The answers of a split as examples: all tasks in turn. Every third question is about an empty picture or one of
+    another style: a folder of `--other`. Styles differ between the splits, so that the test's are new to the fit."""
+    vlm = seeing_model(options.model, options.corpus)
+    draw = np.random.default_rng(SEEDS[split])
+    others = _others(options.other / split, draw)
+    examples = []
+    rows = evenly_spaced(read_conversations(options.corpus / f"{split}.json"), options.count)
+    for index, conversation in enumerate(rows):
+        turn = int(draw.integers(len(conversation.turns)))
+        (question, reference), note = conversation.turns[turn], conversation.notes["turns"][turn]
+        kind, picture = next(others) if index % 3 == 2 else ("picture", conversation.images[0])
+        out = describe(picture, question, model=vlm)
+        if note["task"] == "describe":
+            right = claims_held(out.text, note["claims"]) / max(len(note["claims"]), 1)
+        else:
+            right = float(right_answer(out.text, reference, note["expected"], note["task"]))
+        examples.append(Example(out.evidence, right if kind == "picture" else 0.0, kind))
+    return {ANSWER: examples}
+
+
+def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]]:
+    """Endlessly yield (kind, picture): empty pictures, generated at random, and pictures of each style in turn."""
+    styles = {path.name: sorted(path.glob("*.png")) for path in sorted(folder.glob("*")) if path.is_dir()}
+    if not all(styles.values()) or not styles:
+        raise InputError(
+            f"`other` must have a folder of PNG for each style in '{folder}', but has {sorted(styles) or 'none'}. Draw "
+            "them with `python data/build/other_pictures.py --out data/other_pictures`."
+        )
+    number = 0
+    while True:
+        for empty in EMPTY:
+            yield f"empty picture: {empty}", empty_picture(empty, draw)
+        for style, paths in styles.items():
+            yield f"other style: {style}", paths[number % len(paths)]
+        number += 1
+
 
 MANIFESTS = (".tsv", ".jsonl")
 BINS = 10
@@ -188,16 +279,13 @@ def _heard(translator: SpeechTranslator, samples: np.ndarray, strategy: str) -> 
     return translator.translate([piece], strategy)[0]
 
 
-def _translator_folder(options: argparse.Namespace) -> Path:
-    return resolve(options.model or DEFAULT_MODEL)
-
-
 TASKS: dict[
-    str, tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[argparse.Namespace], Path]]
+    str,
+    tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[argparse.Namespace], Path | None]],
 ] = {
-    "speech": (translated, _translator_folder),
-    "asr": (transcription.transcribed, transcription.folder),
-    "vlm": (description.described, description.folder),
+    "speech": (translated, lambda options: resolve(options.model or DEFAULT_MODEL)),
+    "asr": (transcribed, lambda options: load_transcriber(options.model or TRANSCRIBER).directory),
+    "vlm": (described, lambda options: seeing_model(options.model, options.corpus).directory),
 }
 
 
@@ -232,9 +320,12 @@ def main() -> None:
         }
         options.examples.write_text(json.dumps(listed))
     if options.write:
-        print(write_calibrations(options.folder or folder(options), calibrations, measured))
-        if options.task == "vlm":
-            description.write_familiar(options)
+        home = folder(options)
+        assert home is not None  # all are loaded from folders
+        print(write_calibrations(options.folder or home, calibrations, measured))
+        familiar = seeing_model(options.model, options.corpus).familiar if options.task == "vlm" else None
+        if familiar is not None:
+            familiar.write(home)
 
 
 if __name__ == "__main__":

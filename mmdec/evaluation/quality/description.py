@@ -1,7 +1,7 @@
 """Scores a vision-language model on questions about pictures: the right answers by task, and the cost of decoding.
 
 `mmdec.describe` is scored. Questions come from the drawn scenes, a user's own list, or a published benchmark:
-see `corpora/image_text.py`. `tables.vlm_table(report)` prints the report.
+see `corpora/image_text.py`. `mmdec eval vlm` prints the report.
 
 mmdec's costs are those that `mmdec.describe` returns. transformers' loops run through `model.generate`, on the tensors
 that `describe` would give it. A call's seconds divide into features (pixels and text become tensors), encoder (the

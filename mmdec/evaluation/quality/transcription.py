@@ -1,7 +1,7 @@
 """Scores a Whisper on a split: word and character error rate, and the cost of decoding with and without drafts.
 
 `mmdec.transcribe` is scored and timed; transformers' own loops, through `model.generate`, get the same features and
-arguments. `tables.asr_table(report)` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
+arguments. `mmdec eval asr` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
 `corpora/librispeech.py`.
 
 mmdec's costs are those that `mmdec.transcribe` returns. A call's seconds divide into reading (checks of the samples),

@@ -2,7 +2,7 @@
 
 A `Systems` is scored: our strategies through `mmdec.translate_speech`, and other systems (see
 `judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`, which is read from CVSS with Common
-Voice, or from a manifest of recordings whose translations lie in folders of pairs. `tables.table(report)` prints the
+Voice, or from a manifest of recordings whose translations lie in folders of pairs. `mmdec eval speech` prints the
 report.
 """
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from mmdec.phonetics.figures import read_figures
 from mmdec.phonetics.lexicon import PAUSE
+from mmdec.phonetics.spelling import read_figures
 from mmdec.types import InputError
 
 Lexicon = Mapping[str, Sequence[Sequence[str]]]

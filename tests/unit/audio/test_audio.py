@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torchaudio import functional
 
 from mmdec import audio
-from mmdec.audio import features
+from mmdec.audio import samples as audio_samples
 from mmdec.audio.files import conversion
 from mmdec.cli.jobs import SOUNDS
 from mmdec.types import InputError
@@ -147,7 +147,7 @@ def test_source_features_do_not_depend_on_the_level() -> None:
 
 
 def test_log_mel_is_differentiable_even_in_silence() -> None:
-    spec = importlib.util.spec_from_file_location("fresh_features", features.__file__)
+    spec = importlib.util.spec_from_file_location("fresh_features", audio_samples.__file__)
     assert spec is not None
     assert spec.loader is not None
     fresh = importlib.util.module_from_spec(spec)  # a copy of the module that has kept nothing yet
@@ -184,12 +184,12 @@ def test_features_are_those_of_torchaudio() -> None:
     spread, mean = torch.std_mean(bands, dim=0, correction=0)
     assert (audio.fbank(sound) - (bands - mean) / spread.clamp(min=1e-5)).abs().max() < 2e-4
     filters = functional.melscale_fbanks(513, 20.0, 8000.0, audio.MELS, RATE, norm="slaney", mel_scale="slaney")
-    assert (features._mel_filters(torch.device("cpu")) - filters).abs().max() < 1e-6
+    assert (audio_samples._mel_filters(torch.device("cpu")) - filters).abs().max() < 1e-6
 
 
 def test_griffin_lim_is_torchaudio_s() -> None:
     mel = audio.log_mel(torch.from_numpy(buzz(0.5)))
-    power = (mel.exp() @ torch.linalg.pinv(features._mel_filters(mel.device))).clamp(min=0).T
+    power = (mel.exp() @ torch.linalg.pinv(audio_samples._mel_filters(mel.device))).clamp(min=0).T
     window = torch.hann_window(audio.WINDOW)
     sizes = {"n_fft": audio.WINDOW, "hop_length": audio.HOP, "win_length": audio.WINDOW}
     length = (len(mel) - 1) * audio.HOP

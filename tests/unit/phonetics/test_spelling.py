@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdec.phonetics.figures import WORDS, cardinal, read_figures
-from mmdec.phonetics.spelling import ABBREVIATIONS, MAX_CHARACTERS, Speller
+from mmdec.phonetics.spelling import ABBREVIATIONS, MAX_CHARACTERS, WORDS, Speller, cardinal, read_figures
 from mmdec.types import InputError
 
 LISTED = """

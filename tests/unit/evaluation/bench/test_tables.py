@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from mmdec.cli.evaluate import asr_table, table, vlm_table
 from mmdec.evaluation.bench.report import (
     VERSION,
     BenchRun,
@@ -27,7 +28,6 @@ from mmdec.evaluation.bench.report import (
     sections,
     to_json,
 )
-from mmdec.evaluation.quality.tables import asr_table, table, vlm_table
 from mmdec.hub import provenance
 from mmdec.types import InputError
 from tests.support import bench_findings as findings

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 import torch
 
-from mmdec.evaluation.calibration import description as calibration_description
+from mmdec.evaluation.calibration import __main__ as calibration_description
 from mmdec.evaluation.calibration.__main__ import (
     above,
     calibration_error,
@@ -118,7 +118,7 @@ def test_every_third_answer_is_about_an_empty_picture_or_another_style_in_turn(
         (tmp_path / "dev" / style).mkdir(parents=True)
         (tmp_path / "dev" / style / "0.png").touch()
     monkeypatch.setattr(calibration_description, "read_conversations", lambda path: [row] * 21)
-    monkeypatch.setattr(calibration_description, "model", lambda name, corpus: None)
+    monkeypatch.setattr(calibration_description, "seeing_model", lambda name, corpus: None)
     monkeypatch.setattr(calibration_description, "describe", describe)
     options = Namespace(model=None, corpus=Path("scenes"), other=tmp_path, count=21)
     (examples,) = calibration_description.described(options, "dev").values()

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
+from mmdec.cli.evaluate import vlm_table
 from mmdec.evaluation.bench.description import bench_vlm
 from mmdec.evaluation.bench.report import BenchRun, screen
 from mmdec.evaluation.quality.description import DescriptionHarness, evaluate_vlm, score
 from mmdec.evaluation.quality.harness import Method
-from mmdec.evaluation.quality.tables import vlm_table
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text import ImageQuestion, read_questions
 from mmdec.types import InputError, MmdecError

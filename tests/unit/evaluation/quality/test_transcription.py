@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
+from mmdec.cli.evaluate import asr_table
 from mmdec.evaluation.bench import transcription as bench_asr
 from mmdec.evaluation.bench.transcription import assistants
 from mmdec.evaluation.quality import transcription as evaluate_asr
 from mmdec.evaluation.quality import transcription as measuring
 from mmdec.evaluation.quality.harness import Measurement, Method, parse_plan
-from mmdec.evaluation.quality.tables import asr_table
 from mmdec.evaluation.quality.transcription import TranscriptionHarness
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.targets.whisper_decoder import decoder_of_layers

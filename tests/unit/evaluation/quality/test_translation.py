@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from rich.console import Console
 
-from mmdec.evaluation.quality.tables import table
+from mmdec.cli.evaluate import table
 from mmdec.evaluation.quality.translation import (
     SpeechCorpus,
     Systems,
