@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.nn.conformer import lengths_to_mask
-from mmdec.nn.transformer import PooledDropout
+from mmdec.nn.transformer import PooledDropout, RowsLinear
 
 BLANK = 0
 
@@ -71,8 +71,8 @@ class ConvolutionBlock(nn.Module):
         d = config.d_model
         self.depthwise = nn.Conv1d(d, d, config.kernel, padding=config.kernel // 2, groups=d)
         self.norm = nn.LayerNorm(d)
-        self.rise = nn.Linear(d, 4 * d)
-        self.fall = nn.Linear(2 * d, d)
+        self.rise = RowsLinear(d, 4 * d)
+        self.fall = RowsLinear(2 * d, d)
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:

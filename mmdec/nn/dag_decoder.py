@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.nn.conformer import lengths_to_mask
-from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
+from mmdec.nn.transformer import DecoderLayer, PooledDropout, RowsLinear, sinusoids
+from mmdec.ops import onednn
 from mmdec.ops.dag import (
     PosteriorVariant,
     dag_best_alignment,
@@ -111,8 +112,8 @@ class Links(nn.Module):
         self.config = config
         d, width = config.d_model, config.link_heads * config.link_dim
         self.link_positional = nn.Embedding(config.max_vertices + 2, d) if config.positions == "learned" else None
-        self.query_linear = nn.Linear(2 * d, width)
-        self.key_linear = nn.Linear(2 * d, width)
+        self.query_linear = RowsLinear(2 * d, width)
+        self.key_linear = RowsLinear(2 * d, width)
         self.gate_linear = nn.Linear(2 * d, config.link_heads)
         if config.link_prior:
             # softplus of these gives initial penalties of .6 ... .15 nats a vertex, so that early jumps do not skip the
@@ -268,7 +269,7 @@ class DagDecoder(nn.Module):
             memory_mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
         for layer in self.layers:
             x = layer(x, self_mask, states, memory_mask)
-        return Lattice(x, F.linear(x, self.embed_tokens.weight), self.links(x, lengths), lengths)
+        return Lattice(x, onednn.linear(x, self.embed_tokens.weight), self.links(x, lengths), lengths)
 
 
 def additive(real: Tensor) -> Tensor:

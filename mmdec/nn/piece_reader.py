@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import DagConfig, DagDecoder, additive
-from mmdec.nn.transformer import Attention, PooledDropout, sinusoids
+from mmdec.nn.transformer import Attention, PooledDropout, RowsLinear, sinusoids
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class ReaderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(config.d_model, config.heads, config.dropout)
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.fc1 = nn.Linear(config.d_model, config.ffn)
-        self.fc2 = nn.Linear(config.ffn, config.d_model)
+        self.fc1 = RowsLinear(config.d_model, config.ffn)
+        self.fc2 = RowsLinear(config.ffn, config.d_model)
         self.norm = nn.LayerNorm(config.d_model)
         self.dropout = PooledDropout(config.dropout)
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmdec.ops import onednn
 from mmdec.types import InputError
 
+FEW = 16  # rows from which oneDNN is the faster
 _POOL_SIZE = 1 << 23
 _pools: dict[float, Tensor] = {}
 
@@ -65,15 +67,23 @@ def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool
         return torch.cat([(position * rate).sin(), (position * rate).cos()], dim=-1)
 
 
+class RowsLinear(nn.Linear):
+    """`nn.Linear`, by oneDNN where that can be had and there are many rows: (..., I) -> (..., O)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        many = input.numel() >= FEW * self.in_features
+        return (onednn.linear if many else F.linear)(input, self.weight, self.bias)
+
+
 class Attention(nn.Module):
     """Multi-head attention by plain matrix products: for training on a CPU with masks, faster than fused kernels."""
 
     def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
         super().__init__()
         self.heads = heads
-        self.q = nn.Linear(d_model, d_model)
-        self.kv = nn.Linear(d_memory or d_model, 2 * d_model)
-        self.out = nn.Linear(d_model, d_model)
+        self.q = RowsLinear(d_model, d_model)
+        self.kv = RowsLinear(d_memory or d_model, 2 * d_model)
+        self.out = RowsLinear(d_model, d_model)
         self.dropout = PooledDropout(dropout)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,8 +115,8 @@ class DecoderLayer(nn.Module):
         self.self_attn_layer_norm = nn.LayerNorm(d_model)
         self.encoder_attn = Attention(d_model, heads, dropout, d_memory)
         self.encoder_attn_layer_norm = nn.LayerNorm(d_model)
-        self.fc1 = nn.Linear(d_model, ffn)
-        self.fc2 = nn.Linear(ffn, d_model)
+        self.fc1 = RowsLinear(d_model, ffn)
+        self.fc2 = RowsLinear(ffn, d_model)
         self.final_layer_norm = nn.LayerNorm(d_model)
         self.dropout = PooledDropout(dropout)
 

@@ -22,10 +22,12 @@ Activation = Literal["none", "gelu"]
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is exported."""
+    """Whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is exported or
+    computed in another precision."""
     return (
         BUILT_IN
         and not torch.compiler.is_exporting()
+        and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
         and all(one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors)
         and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))

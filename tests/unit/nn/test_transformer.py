@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdec.nn.transformer import PooledDropout
+from mmdec.nn.transformer import PooledDropout, RowsLinear
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -57,3 +57,17 @@ def test_a_tensor_larger_than_the_pool_falls_back():
 def test_impossible_rates_are_refused(p: float):
     with pytest.raises(ValueError, match="must be in"):
         PooledDropout(p)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 40])
+def test_a_layer_of_many_rows_is_torchs_up_to_noise(rows: int) -> None:
+    layer, x = RowsLinear(24, 8), torch.randn(1, rows, 24)
+    with torch.no_grad():
+        found = layer(x)
+        wanted = torch.nn.functional.linear(x, layer.weight, layer.bias)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    if rows < 16:
+        assert torch.equal(found, wanted)
+    assert layer(x).requires_grad
