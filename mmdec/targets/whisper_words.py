@@ -28,7 +28,7 @@ SMOOTH = 5  # frames of the features over which loudness is averaged
 GAP = 4.0  # how much a silent frame speaks for a gap, in standard deviations of attention
 WIDTH = 7  # frames of the median filter over attention
 LATE = 25  # frames by which speech may outlast the timestamp behind it
-AHEAD = 4  # frames by which attention comes before its sound
+LEADS = (-2, 1, 4)  # frames by which attention may come before its sound: models differ
 NEVER = -1e9
 
 Begins = Callable[[Sequence[int]], list[bool | None]]
@@ -48,16 +48,24 @@ def loudness(features: np.ndarray) -> np.ndarray:
 
 
 def attended(maps: Tensor) -> np.ndarray:
-    """Attention (H, N, S) of some heads as one map (N, S): how much more a token looks at a frame than others do, moved
-    to where its sound is."""
+    """Attention (H, N, S) of some heads as one map (N, S): how much more a token looks at a frame than others do."""
     maps = maps.float()
     spread = maps.std(-2, keepdim=True, unbiased=False)
     maps = (maps - maps.mean(-2, keepdim=True)) / (spread + 1e-9)
     half = WIDTH // 2
     if maps.shape[-1] > half:
         maps = torch.nn.functional.pad(maps, (half, half), mode="reflect").unfold(-1, WIDTH, 1).median(-1).values
-    mean = maps.mean(0).double().cpu().numpy()
-    return np.concatenate([np.repeat(mean[:, :1], AHEAD, 1), mean], 1)[:, : mean.shape[1]]
+    return maps.mean(0).double().cpu().numpy()
+
+
+def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
+    """`attended` (N, S), moved to where its sound is: by the one of `LEADS` after which loud frames (S,) get most of it."""
+    frames = np.arange(len(loud))
+    moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in LEADS]
+    peaks = np.stack([seen.max(0)[move] for move in moves])
+    peaks -= peaks.mean(1, keepdims=True)
+    agreement = peaks @ (loud - loud.mean()) / (np.linalg.norm(peaks, axis=1) + 1e-9)
+    return seen[:, moves[int(agreement.argmax())]]
 
 
 def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
@@ -137,7 +145,7 @@ class SpokenTokens:
                 continue
             seen = attended(maps[index, :, [at - 1 for at in spoken], :states])
             loud = loudness(sound[index, :, : states * MELS_A_STATE])
-            starts, ends = align(seen, loud, [bool(begins[at - num_input_ids]) for at in spoken])
+            starts, ends = align(moved_to_sound(seen, loud), loud, [bool(begins[at - num_input_ids]) for at in spoken])
             times[0, index, spoken], times[1, index, spoken] = starts, ends - starts
             end = float(starts[0])
             for at in range(num_input_ids, len(row)):

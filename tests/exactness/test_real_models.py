@@ -20,6 +20,7 @@ import mmdec
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.hub.find import kind
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from tests.support.wild import Wild
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
@@ -68,7 +69,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "silence, words": {**SILENT, **WORDS},
     "ladder": {**LADDER, **SEGMENTS},
 }
-DRAFTERS = ("auto", "recycling", None)
+DRAFTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"drafter": "recycling"},
+    {"drafter": None},
+    {"drafter": Wild(0), "num_speculative_tokens": (7, 3)},  # random trees in every round
+)
 
 
 def stock(whisper: LoadedWhisper, samples: list[Tensor], way: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -141,7 +147,7 @@ def test_every_recording(whisper: LoadedWhisper, path: Path, name: str) -> None:
     drafter = DRAFTERS[(list(WAYS).index(name) + RECORDINGS.index(path)) % len(DRAFTERS)]
     try:
         torch.manual_seed(0)
-        found = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, drafter=drafter, **way)
+        found = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, **drafter, **way)
     finally:
         hook.remove()
     check(found, wanted, way.get("timestamps"))

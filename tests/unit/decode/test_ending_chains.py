@@ -67,3 +67,38 @@ def test_a_drafter_that_takes_no_time_is_asked_while_its_drafts_do_not_pay(price
         budget.observe(1, [drafted + 1], drafted, [0], cliff(drafted + 1), price * bool(plan.nodes))
     assert least <= sum(plan.nodes > 0 for plan in plans) <= most
     assert {round(plan.least, 1) for plan in plans[20:]} <= {0.0, 0.7}  # two columns take 1.7 times what one takes
+
+
+WHISPER_BASE = (13.5, 13.5, 17.8, 18.8, 21.4, 22.2, 23.7, 25.2, 25.6, 25.9, 26.3, 26.6)  # milliseconds, 1 to 12 columns
+
+
+def rates(seed: int, rounds: int) -> list[tuple[float, float]]:
+    """(tokens, milliseconds) of a first run's rounds: openai/whisper-base's passes, and a head that knows its chances."""
+    dice, run = random.Random(seed), list[tuple[float, float]]()
+    budget = Budget(DecodingStatistics(), Pair("model", "cpu", "drafter"), (), True)
+    for _ in range(rounds):
+        plan, sure, drafted, accepted = budget.plan(1), 1.0, 0, 0
+        while drafted < min(plan.nodes, len(WHISPER_BASE) - 1):
+            chance = dice.choice((0.95, 0.9, 0.5, 0.3))
+            sure *= chance
+            if sure < plan.threshold:
+                break
+            accepted += accepted == drafted and dice.random() < chance
+            drafted += 1
+        cost = WHISPER_BASE[drafted], (1.0 + 0.1 * drafted) * bool(plan.nodes)
+        run.append((1.0 + accepted, sum(cost)))
+        clocks = [value * (1 + abs(dice.gauss(0, 0.2))) / 1000 for value in cost]
+        budget.observe(1, [drafted + 1], drafted, [accepted], *clocks)
+    return run
+
+
+def test_twenty_rounds_are_enough_to_learn() -> None:
+    """From then on a first run is as fast as after two hundred."""
+
+    def rate(runs: list[list[tuple[float, float]]], begin: int, end: int) -> float:
+        tokens, seconds = (sum(pair[at] for run in runs for pair in run[begin:end]) for at in (0, 1))
+        return tokens / seconds
+
+    runs = [rates(seed, 300) for seed in range(30)]
+    assert rate(runs, 20, 40) > 0.95 * rate(runs, 200, 300)
+    assert rate(runs, 0, 20) > 0.8 * rate(runs, 200, 300)

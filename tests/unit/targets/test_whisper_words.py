@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.targets.whisper_words import AHEAD, SpokenTokens, align, attended, loudness
+from mmdec.targets.whisper_words import LEADS, SpokenTokens, align, attended, loudness, moved_to_sound
 
 MELS = 80
 # Three words: [first, last) state; a pause of 40 states is between the second and the third.
@@ -24,29 +24,37 @@ def features(*spoken: tuple[int, int]) -> Tensor:
     return sound
 
 
-def looks(*spoken: tuple[int, int]) -> Tensor:
-    """Attention (N, STATES) of steps that look at their own word, a little early, and a little everywhere."""
+def looks(*spoken: tuple[int, int], lead: int = LEADS[-1]) -> Tensor:
+    """Attention (N, STATES) of steps that look at their own word, `lead` states early, and a little everywhere."""
     maps = torch.full((len(spoken), STATES), 1e-3)
     for row, (begin, end) in enumerate(spoken):
-        maps[row, max(begin - AHEAD, 0) : end - AHEAD] += 0.03
+        maps[row, max(begin - lead, 0) : end - lead] += 0.03
     return maps / maps.sum(-1, keepdim=True)
 
 
-def test_words_are_where_their_sound_is() -> None:
-    starts, ends = align(attended(looks(*SPOKEN)[None]), loudness(features(*SPOKEN).numpy()), [True] * 3)
+def aligned(maps: Tensor, begins: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+    """Alignment of maps (N, STATES) to the sound of `SPOKEN`."""
+    loud = loudness(features(*SPOKEN).numpy())
+    return align(moved_to_sound(attended(maps[None]), loud), loud, begins)
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_words_are_where_their_sound_is(lead: int) -> None:
+    """However early or late the model looks: the two words without a pause between them tell."""
+    starts, ends = aligned(looks(*SPOKEN, lead=lead), [True] * 3)
     assert np.abs(starts - [begin for begin, _ in SPOKEN]).max() <= 2
     assert np.abs(ends - [end for _, end in SPOKEN]).max() <= 2
 
 
 def test_a_pause_belongs_to_no_word_though_the_next_one_looks_at_it() -> None:
     maps = looks(SPOKEN[0], SPOKEN[1], (80, 160))
-    starts, ends = align(attended(maps[None]), loudness(features(*SPOKEN).numpy()), [True] * 3)
+    starts, ends = aligned(maps, [True] * 3)
     assert abs(ends[1] - 80) <= 2
     assert abs(starts[2] - 120) <= 2
 
 
 def test_a_word_of_several_tokens_has_no_gap_inside() -> None:
-    starts, ends = align(attended(looks(*SPOKEN)[None]), loudness(features(*SPOKEN).numpy()), [True, True, False])
+    starts, ends = aligned(looks(*SPOKEN), [True, True, False])
     assert ends[1] == starts[2]
 
 
