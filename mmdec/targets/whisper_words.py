@@ -59,7 +59,7 @@ def attended(maps: Tensor) -> np.ndarray:
 
 
 def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
-    """`attended` (N, S), moved to where its sound is: by the one of `LEADS` after which loud frames (S,) get most of it."""
+    """`attended` (N, S), moved by the one of `LEADS` after which loud frames (`loudness`, (S,)) get most of it."""
     frames = np.arange(len(loud))
     moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in LEADS]
     peaks = np.stack([seen.max(0)[move] for move in moves])
