@@ -90,7 +90,6 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._decoding: list[Job] = []
         self._last = 1  # jobs that came together
-        self._idle = decoders  # threads without a batch
         self._pace = 0.0  # seconds of a job, averaged
         self._closed = False
         names = [f"mmdec-serve-{number}" for number in range(decoders)]
@@ -143,7 +142,6 @@ class Worker:
                 job.tell("error" if isinstance(result, Exception) else "result", result)
             with self._changed:
                 self._decoding = [job for job in self._decoding if job not in jobs]
-                self._idle += 1
 
     def _next(self) -> Sequence[Job]:
         """The oldest job and those that may be decoded with it; empty once closed and done."""
@@ -168,11 +166,11 @@ class Worker:
             self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
         alike = self._alike(first)
         self._last = max(len(alike), 1)
-        batch = alike[: min(first.rows, -(-len(alike) // self._idle))]
+        share = -(-(len(alike) + len(self._decoding)) // len(self._threads))
+        batch = alike[: min(first.rows, share)]
         for job in batch:
             self._waiting.remove(job)
         self._decoding += batch
-        self._idle -= bool(batch)
         return batch
 
     def _alike(self, first: Job) -> list[Job]:

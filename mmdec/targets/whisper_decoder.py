@@ -137,7 +137,7 @@ class _Layer:
 
     def __init__(self, layer: Any, alone: bool) -> None:
         self.own = _Attention(layer.self_attn, over_past if alone else _stock)
-        self.memory = _Attention(layer.encoder_attn, over_all if alone else _stock)
+        self.memory = _Attention(layer.encoder_attn, over_all if alone else _stock, many=True)
         self.own_norm, self.memory_norm = _direct(layer.self_attn_layer_norm), _direct(layer.encoder_attn_layer_norm)
         self.norm, self.widen, self.narrow = _direct(layer.final_layer_norm), _direct(layer.fc1), _direct(layer.fc2)
         self.activation: Map = layer.activation_fn
@@ -157,11 +157,12 @@ class _Layer:
 class _Attention:
     """Queries over keys and values; the queries are scaled first, as in the stock layer."""
 
-    def __init__(self, attention: Any, attend: Callable[..., Tensor]) -> None:
-        """attend: queries, keys, values, mask -> the attention's output."""
+    def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
+        """attend: queries, keys, values, mask -> the attention's output. many: keys and values are a window's."""
         self.attend = attend
-        self.queries, self.keys, self.values = map(_direct, (attention.q_proj, attention.k_proj, attention.v_proj))
-        self.out, self.scaling, self.size = _direct(attention.out_proj), attention.scaling, attention.head_dim
+        self.queries, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
+        self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
+        self.scaling, self.size = attention.scaling, attention.head_dim
 
     def __call__(
         self, x: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
@@ -184,10 +185,11 @@ def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
 
 
-def _direct(module: Any) -> Map:
-    """The function behind a module of torch without hooks, which skips `__call__`; other modules unchanged."""
+def _direct(module: Any, many: bool = False) -> Map:
+    """The function behind a module of torch without hooks, which skips `__call__`; other modules unchanged. many: it
+    reads many rows at once."""
     if plain_linear(module):
-        large = module.weight.numel() >= LARGE and module.weight.device.type == "cpu"
+        large = (many or module.weight.numel() >= LARGE) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
     if type(module) is Int8Linear and _bare(module):
         return module.forward

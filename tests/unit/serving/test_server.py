@@ -243,6 +243,38 @@ def test_two_threads_divide_a_batch() -> None:
     assert sorted(given for batch in batches for given in batch) == list(range(6))
 
 
+def test_a_thread_leaves_the_other_its_share() -> None:
+    """One request came first: seven more are not all the second thread's."""
+    began, both, batches = threading.Event(), threading.Barrier(3, timeout=60), list[int]()
+
+    class Engine:
+        task = "counting"
+
+        def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
+            batches.append(len(jobs))
+            began.set()
+            if len(batches) < 3:
+                both.wait()
+            return [None for _ in jobs]
+
+    async def run() -> None:
+        worker, engine = Worker(Metrics(), decoders=2), Engine()
+        jobs = [Job(engine, "a", number, 8) for number in range(8)]
+        worker.submit(jobs[0])
+        began.wait(60)
+        with worker._changed:
+            for job in jobs[1:]:
+                worker.submit(job)
+        both.wait()
+        for job in jobs:
+            await job.events.get()
+        worker.close()
+
+    finished(run())
+    assert batches[:2] == [1, 4]
+    assert sum(batches) == 8
+
+
 def test_a_clip_is_encoded_at_its_length_where_the_caller_asks(engines: dict[str, Any], folder: Path) -> None:
     sound = wav(0.9, 3)
     asked = mmdec.transcribe(sound, model=folder / "whisper", audio_context="auto").text
