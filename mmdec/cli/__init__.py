@@ -1,4 +1,4 @@
-"""The command line, `mmdec`: one file for each verb.
+"""The command line, `mmdec`: a file for each verb, or for a few that belong together; `info` is here.
 
 Results go to stdout, progress, warnings of the library's loggers and errors to stderr. Exit codes: see `EPILOG`. Each
 verb imports torch only when it runs, so that `--help` is fast.
@@ -6,6 +6,7 @@ verb imports torch only when it runs, so that `--help` is fast.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -14,22 +15,8 @@ from typing import Annotated
 import typer
 
 from mmdec import MmdecError, __version__, check_transformers
-from mmdec.cli import (
-    bench,
-    convert,
-    demo,
-    describe,
-    doctor,
-    evaluate,
-    export,
-    info,
-    promote,
-    serve,
-    train,
-    transcribe,
-    translate,
-)
-from mmdec.cli.options import as_verb
+from mmdec.cli import bench, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
+from mmdec.cli.options import AsJson, as_verb
 
 EPILOG = (
     "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out; 2 wrong arguments, a missing or damaged "
@@ -46,15 +33,42 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog=EPILOG,
 )
+
+
+def info(as_json: AsJson = False) -> None:
+    """Print versions, devices, which kernels are active, or why not, and whether CUDA graphs are."""
+    from mmdec.evaluation.bench.kernels import machine
+
+    report = machine()
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    for name, version in report["versions"].items():
+        typer.echo(f"{name:<14}{version or 'not installed'}")
+    typer.echo(f"{'cpu':<14}{report['cpu']}, {report['cores']} cores, {report['threads']} threads")
+    for device in report["gpus"]:
+        typer.echo(
+            f"{'gpu':<14}{device['name']}, {device['memory_gib']} GiB, compute capability {device['capability']}"
+        )
+    if not report["gpus"]:
+        typer.echo(f"{'gpu':<14}none")
+    for kernel in report["kernels"]:
+        state = "active" if kernel["active"] else f"torch instead: {kernel['why_not']}"
+        typer.echo(f"{'kernel':<14}{kernel['name']}, {state}")
+    graphs = report["fast_pass"]
+    state = "active" if graphs["active"] else f"one launch for each operation instead: {graphs['why_not']}"
+    typer.echo(f"{'fast pass':<14}CUDA graphs, {state}")
+
+
 app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.translate)
 app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
 app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is SUSHI?"'))(describe.describe)
-app.command(**as_verb("demo --port 7860"))(demo.demo)
+app.command(**as_verb("demo --port 7860"))(serve.demo)
 app.command(**as_verb("serve --port 8000"))(serve.serve)
 app.add_typer(train.app, name="train")
-app.command(**as_verb("promote runs/whisper-phrasebook"))(promote.promote)
+app.command(**as_verb("promote runs/whisper-phrasebook"))(train.promote)
 app.command(**as_verb("doctor vlm-scenes/eagle vlm-scenes"))(doctor.doctor)
-app.command(**as_verb("info --json"))(info.info)
+app.command(**as_verb("info --json"))(info)
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(bench.app, name="bench")
 app.add_typer(convert.app, name="convert")
