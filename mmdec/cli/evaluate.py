@@ -284,28 +284,24 @@ def asr_table(report: dict[str, Any]) -> RenderableType:
     return Group(Text(title), grid, Text("\n".join(notes)))
 
 
-def _percent(key: str) -> Callable[[dict[str, Any]], str]:
-    def show(scores: dict[str, Any]) -> str:
-        entry = scores.get(key)
-        if entry is None or (isinstance(entry, dict) and (entry.get("n") == 0 or entry["value"] is None)):
-            return "-"
-        if not isinstance(entry, dict):
-            return f"{100 * entry:.1f}"
-        spread = f" [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]" if "low" in entry else ""
-        return f"{100 * entry['value']:.1f}{spread}"
-
-    return show
+Show = Callable[[dict[str, Any]], str]  # of a report, the text of one figure
 
 
-def _points(key: str) -> Callable[[dict[str, Any]], str]:
-    def show(scores: dict[str, Any]) -> str:
-        value = scores.get(key)
-        return "-" if value is None else f"{value:.1f}"
+def _rate(entry: Any) -> str:
+    """A share, or a rate with its interval, in percent."""
+    if not isinstance(entry, dict):
+        return f"{100 * entry:.1f}"
+    if entry.get("n") == 0 or entry["value"] is None:
+        return "-"
+    spread = f" [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]" if "low" in entry else ""
+    return f"{100 * entry['value']:.1f}{spread}"
 
-    return show
+
+def _percent(key: str) -> Show:
+    return lambda scores: "-" if scores.get(key) is None else _rate(scores[key])
 
 
-def _points_between(key: str) -> Callable[[dict[str, Any]], str]:
+def _points(key: str) -> Show:
     def show(scores: dict[str, Any]) -> str:
         entry = scores.get(key)
         return "-" if entry is None else f"{entry['value']:.1f} [{entry['low']:.1f}, {entry['high']:.1f}]"
@@ -313,24 +309,16 @@ def _points_between(key: str) -> Callable[[dict[str, Any]], str]:
     return show
 
 
-def _chance(key: str) -> Callable[[dict[str, Any]], str]:
-    def show(scores: dict[str, Any]) -> str:
-        entry = scores.get(key)
-        return "-" if entry is None or entry["p"] is None else f"{entry['p']:.3f}"
-
-    return show
+def _chance(key: str) -> Show:
+    return lambda scores: _decimals((scores.get(key) or {}).get("p"), 3)
 
 
-def _number(kind: str) -> Callable[[dict[str, Any]], str]:
+def _number(kind: str) -> Show:
     return lambda scores: _percent(kind)(scores["number_accuracy"])
 
 
-def _three(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _two(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _decimals(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _stages(scores: dict[str, Any]) -> str:
@@ -339,28 +327,28 @@ def _stages(scores: dict[str, Any]) -> str:
     )
 
 
-_LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+_LINES: tuple[tuple[str, Show], ...] = (
     ("exact sentences, any reference, % [95 %]", _percent("exact")),
     ("  of sentences with one reference", _percent("exact_one_rendering")),
     ("  of sentences with several references", _percent("exact_several_renderings")),
     ("phone error rate, %, against the reference recording", _percent("phone_error_rate")),
     ("  against the nearest reference", _percent("phone_error_rate_nearest")),
-    ("BLEU, all references [95 %]", _points_between("bleu")),
+    ("BLEU, all references [95 %]", _points("bleu")),
     ("  p", _chance("bleu")),
-    ("chrF, all references [95 %]", _points_between("chrf")),
+    ("chrF, all references [95 %]", _points("chrf")),
     ("  p", _chance("chrf")),
     ("numbers, times and prices right, %", _number("all")),
     ("  numbers", _number("numbers")),
     ("  times", _number("times")),
     ("  prices", _number("prices")),
-    ("ASR-BLEU [95 %]", _points_between("asr_bleu")),
+    ("ASR-BLEU [95 %]", _points("asr_bleu")),
     ("  p", _chance("asr_bleu")),
-    ("ASR-chrF [95 %]", _points_between("asr_chrf")),
+    ("ASR-chrF [95 %]", _points("asr_chrf")),
     ("  over that of the reference recordings, %", _percent("asr_bleu_ratio")),
-    ("  shuffled", _points("asr_bleu_shuffled")),
+    ("  shuffled", lambda scores: _decimals(scores.get("asr_bleu_shuffled"), 1)),
     ("refused recordings", lambda scores: str(len(scores["refused"])) if scores["refused"] else "-"),
     ("milliseconds, median / 90th percentile", _stages),
-    ("real-time factor", lambda scores: _three(scores["real_time_factor"])),
+    ("real-time factor", lambda scores: _decimals(scores["real_time_factor"], 3)),
 )
 
 _ASR_RATES = (
@@ -373,11 +361,11 @@ _ASR_RATES = (
 )
 
 
-def _seconds(stage: str) -> Callable[[dict[str, Any]], str]:
+def _seconds(stage: str) -> Show:
     return lambda cost: f"{cost['seconds'][stage]:.2f}"
 
 
-_ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+_ASR_COSTS: tuple[tuple[str, Show], ...] = (
     ("seconds: features", _seconds("features")),
     ("  encoder", _seconds("encoder")),
     ("  decoder, drafter included", _seconds("decoder")),
@@ -385,8 +373,8 @@ _ASR_COSTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("  total", _seconds("total")),
     ("decoder's share, %", lambda cost: f"{100 * cost['decoder_share']:.1f}"),
     ("decoder passes", lambda cost: str(cost["decoder_passes"])),
-    ("tokens per round, bonus included", lambda cost: _two(cost["tokens_per_round"])),
-    ("real-time factor", lambda cost: _three(cost["real_time_factor"])),
+    ("tokens per round, bonus included", lambda cost: _decimals(cost["tokens_per_round"], 2)),
+    ("real-time factor", lambda cost: _decimals(cost["real_time_factor"], 3)),
 )
 
 
@@ -408,8 +396,8 @@ def vlm_table(report: dict[str, Any]) -> RenderableType:
             escape(task),
             _rate(row["right"]),
             str(row["right"]["n"]),
-            _two(cost.get("tokens_per_round")),
-            _two(cost.get("accepted_per_round")),
+            _decimals(cost.get("tokens_per_round"), 2),
+            _decimals(cost.get("accepted_per_round"), 2),
             "-" if share is None else f"{100 * share:.1f}",
             "-" if not cost else f"{cost['median_seconds']:.3f}",
         )
@@ -430,9 +418,3 @@ def vlm_table(report: dict[str, Any]) -> RenderableType:
     ]
     notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
     return Group(Text(title), grid, Text("\n".join([*notes, machine(report["hardware"])])))
-
-
-def _rate(entry: dict[str, Any]) -> str:
-    if not entry["n"]:
-        return "-"
-    return f"{100 * entry['value']:.1f} [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]"

@@ -21,7 +21,7 @@ from mmdec.training.stores import FrameStore
 from mmdec.types import InputError
 
 
-@dataclass(frozen=True)
+@dataclass
 class CtcBatch:
     """B sounds, padded to S states, and their texts."""
 
@@ -30,11 +30,6 @@ class CtcBatch:
     pieces: Tensor  # (B, T), padded with 0
     piece_lengths: Tensor  # (B,)
     rows: list[str]  # names in the store
-
-    def to(self, device: torch.device) -> CtcBatch:
-        """The same batch on another device."""
-        parts = (self.states, self.lengths, self.pieces, self.piece_lengths)
-        return CtcBatch(*(part.to(device, non_blocking=True) for part in parts), rows=self.rows)
 
 
 class KeptStates(Dataset[CtcBatch]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,3 +97,9 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
 def row_weight(rows: Tensor) -> Tensor:
     """`token_weight` of a mean over the rows of a tensor (B, ...)."""
     return token_weight(torch.tensor(len(rows), device=rows.device))
+
+
+def glat_ratio(options: Any, step: int) -> float:
+    """The share of the target that the graph decoder sees at a step: linear from `glat_start` to `glat_end`."""
+    part = min(1.0, step / max(options.glat_steps, 1))
+    return options.glat_start + part * (options.glat_end - options.glat_start)

@@ -172,11 +172,6 @@ class DASpeechModule(LightningModule):
         seed = (self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
         torch.manual_seed(seed * 64 + self.global_rank)
 
-    def glat_ratio(self) -> float:
-        """The share of the target that the graph decoder sees at this step: linear from start to end."""
-        part = min(1.0, self.global_step / max(self.options.glat_steps, 1))
-        return self.options.glat_start + part * (self.options.glat_end - self.options.glat_start)
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch and its parts by name; `loss` is the sum of the parts."""
         net = self.network
@@ -185,7 +180,7 @@ class DASpeechModule(LightningModule):
             features, lengths = self.augmentation(features, lengths)
         states, state_lengths, middle = net.encoder(features, lengths, self.config.ctc_layer)
         given = forced = None
-        ratio = self.glat_ratio() if self.training else 0.0
+        ratio = losses.glat_ratio(self.options, self.global_step) if self.training else 0.0
         if ratio > 0:
             given, forced = losses.glance(
                 net.decoder, states, state_lengths, lengths, batch.units, batch.unit_lengths, ratio

@@ -112,7 +112,7 @@ def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
     return total / len(SPECTRA)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Crops:
     """A batch of crops of F frames."""
 
@@ -120,10 +120,6 @@ class Crops:
     samples: Tensor  # (B, F * 256), its target
     pitch: Tensor  # (B, F) Hz, without gaps
     voiced: Tensor  # (B, F) bool
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Crops:
-        tensors = (self.mel, self.samples, self.pitch, self.voiced)
-        return Crops(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ TRAIN, DEV, ORDER = [1], [2], [3]  # purposes of random streams
 FORMAT = 1  # version of the windows' names; a change makes stored labels invalid
 
 
-@dataclass(frozen=True)
+@dataclass
 class HeadBatch:
     """B windows of 30 s."""
 
@@ -137,12 +137,6 @@ class HeadBatch:
     timed: list[bool]  # whether the prompt asks for timestamps
     names: list[str]  # one for each window and prompt
     rows: list[tuple[int, ...]]  # indices of the utterances in each window
-
-    def to(self, device: torch.device) -> HeadBatch:
-        """The same batch on another device."""
-        if self.features is None:
-            return self
-        return replace(self, features=self.features.to(device, non_blocking=True))
 
 
 class Spelling:

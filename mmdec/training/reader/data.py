@@ -22,7 +22,7 @@ from mmdec.training.reader.imitation import Confusions
 from mmdec.types import InputError
 
 
-@dataclass(frozen=True)
+@dataclass
 class PairBatch:
     """B sentences: source pieces padded to N, and the pieces of one translation each, padded to M."""
 
@@ -32,11 +32,6 @@ class PairBatch:
     units: Tensor  # (B, M) <s> ... </s>, padded with <pad>
     unit_lengths: Tensor  # (B,)
     rows: list[int]  # indices in the split
-
-    def to(self, device: torch.device) -> PairBatch:
-        """The same batch on another device."""
-        parts = (self.pieces, self.weights, self.lengths, self.units, self.unit_lengths)
-        return PairBatch(*(part.to(device, non_blocking=True) for part in parts), rows=self.rows)
 
 
 class Pairs(Dataset[PairBatch]):

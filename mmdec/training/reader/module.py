@@ -107,11 +107,6 @@ class ReaderModule(LightningModule):
         least = {"upsample": self.options.vertices, "min_vertices": self.options.min_vertices}
         return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **least)
 
-    def glat_ratio(self) -> float:
-        """The share of the target that the graph decoder sees at this step: linear from start to end."""
-        part = min(1.0, self.global_step / max(self.options.glat_steps, 1))
-        return self.options.glat_start + part * (self.options.glat_end - self.options.glat_start)
-
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
         """The loss of a batch and its parts by name; `loss` is the weighted sum of the parts."""
         net, trained = self.network, self.options.ar_weight > 0
@@ -126,8 +121,9 @@ class ReaderModule(LightningModule):
         if net.decoder is not None:
             known = (net.decoder, states, batch.lengths, batch.lengths)
             given = forced = None
-            if self.training and self.glat_ratio() > 0:
-                given, forced = losses.glance(*known, batch.units, batch.unit_lengths, self.glat_ratio())
+            ratio = losses.glat_ratio(self.options, self.global_step) if self.training else 0.0
+            if ratio > 0:
+                given, forced = losses.glance(*known, batch.units, batch.unit_lengths, ratio)
             lattice = net.decoder(*known[1:], given)
             graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
             parts |= {"dag": graph.value, "invalid": graph.invalid.float()}

@@ -44,7 +44,7 @@ LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC head's characters; its inde
 IGNORED = -100
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """B windows, padded to F frames and L tokens."""
 
@@ -55,11 +55,6 @@ class Batch:
     letter_lengths: Tensor  # (B,); 0 where the text is unknown
     times: Tensor  # (B, L) approximate time in seconds when each label is spoken; -1 where unknown
     rows: list[tuple[int, ...]]  # indices of the utterances in each window
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        parts = (self.features, self.tokens, self.labels, self.letters, self.letter_lengths, self.times)
-        return Batch(*(part.to(device, non_blocking=True) for part in parts), rows=self.rows)
 
 
 @dataclass(frozen=True)

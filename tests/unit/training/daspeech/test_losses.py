@@ -13,7 +13,7 @@ from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.ops.dag import dag_best_alignment
 from mmdec.training.daspeech.corpus import Batch
-from mmdec.training.daspeech.losses import autoregressive_loss, ctc_loss, glance, graph_loss
+from mmdec.training.daspeech.losses import autoregressive_loss, ctc_loss, glance, glat_ratio, graph_loss
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.training.metrics.text import phone_distance
 from mmdec.types import InputError
@@ -274,7 +274,7 @@ def test_glancing_fades_out(monkeypatch: pytest.MonkeyPatch):
     module = DASpeechModule(["<s>", "<pad>", "</s>", "<unk>"], size="small", model=tiny_sizes(), glat_steps=10)
     for step, ratio in ((0, 0.5), (5, 0.3), (10, 0.1), (25, 0.1)):
         monkeypatch.setattr(DASpeechModule, "global_step", step)
-        assert module.glat_ratio() == pytest.approx(ratio)
+        assert glat_ratio(module.options, module.global_step) == pytest.approx(ratio)
 
 
 def test_phone_distance_of_unit_numbers():
