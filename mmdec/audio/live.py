@@ -53,7 +53,7 @@ class StreamResampler:
 
 @final
 class VoiceGate:
-    """Tells of each block of a stream whether somebody speaks in it, by what was heard so far.
+    """Decides for each block of a stream whether it contains speech, from the sound so far.
 
     The noise of a room is known after a second of it. Until then blocks wait, so that noise at the beginning of a
     stream does not pass for a voice.
@@ -103,7 +103,7 @@ class VoiceGate:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a stream in which somebody speaks."""
+    """A part of a stream that contains speech."""
 
     start: int  # index of its first sample in the stream at 16 kHz
     samples: Tensor  # (T,)

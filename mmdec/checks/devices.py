@@ -53,7 +53,7 @@ def check_same_dtype(dtype: object, own: torch.dtype) -> None:
 
 
 def quick_dtype(device: str | torch.device | None) -> torch.dtype:
-    """bfloat16 on a GPU that supports it in hardware, else float32. Raises InputError as `check_device` does."""
+    """bfloat16 on a GPU that supports it in hardware, else float32. Raises InputError for an impossible device."""
     quick = check_device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if quick else torch.float32
 

@@ -117,7 +117,7 @@ STDOUT = "-"
 
 
 class Verb(TyperCommand):
-    """A command whose errors name options as typed: `--batch-size`, where the library says `batch_size`.
+    """A command whose errors name options as they are typed: `--batch-size` for the library's `batch_size`.
 
     `--json` takes a file, but also works without one: at the end, or before another option, it means `--json -`.
     """

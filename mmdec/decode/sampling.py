@@ -163,7 +163,7 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Whether the row's processors do the same as `suppressed` at this position and all later ones."""
+        """Whether, from this position on, the row's processors only suppress the tokens in `suppressed`."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])

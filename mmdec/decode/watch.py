@@ -123,7 +123,7 @@ class Watch:
         self._processor = self._stopwatch.processor()
 
     def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
-        """Add the seconds since the last call to this stage."""
+        """Add the seconds since the last call to the given stage."""
         processor = self._stopwatch.processor()
         self.seconds[stage] += self._stopwatch.lap()
         self._worked[stage] += processor - self._processor

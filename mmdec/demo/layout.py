@@ -170,7 +170,7 @@ def status_line(text: str) -> Any:
 
 
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
-    """Let a button stop these events after the current round of decoding. line: the status line that says so."""
+    """Let a button stop these events after the current round of decoding. line: the status to show then."""
     button.click(
         lambda: status("Stopped. Nothing is being decoded for you any more."),
         None,

@@ -17,7 +17,24 @@ from mmdec.demo.background import Tell
 from mmdec.pipelines.call import Round
 from mmdec.pipelines.comparison import verdict
 
-PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # below 1: faster than it ran
+PACES = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+)  # slower than the run by these factors
 SHOWN = 7.0  # the most seconds that the slowest lane takes on the page
 AGAIN = (
     "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"

@@ -161,7 +161,7 @@ class Talk:
     ended: bool = False
 
     def add(self, updates: Iterable[StreamUpdate]) -> None:
-        """Take what was understood."""
+        """Add new transcripts. Those of low confidence are not shown."""
         for update in updates:
             sure = update.transcript.confidence >= UNDERSTOOD
             self.provisional = update.text if sure and not update.final else ""

@@ -276,7 +276,7 @@ class Ctc:
             raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
 
     def start(self, context: Context) -> Memory:
-        """Read the encoder's states of the rows whose language the head knows, up to the end of their sound."""
+        """Read the encoder's states up to the end of the sound, for rows in a language that the head was trained on."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # <|notimestamps|>

@@ -42,7 +42,7 @@ class Block:
 
 @dataclass
 class Memory:
-    """The drafter's state of a run: what the heads read next, and what they proposed last."""
+    """The drafter's state of a run: the heads' next input, and their last proposals."""
 
     hidden: Tensor | None  # (B, H) of the last verified node
     block: Block | None

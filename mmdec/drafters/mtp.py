@@ -41,18 +41,18 @@ class HeadMemory:
 
 
 class Shape:
-    """Stands for a draft network before `Levels`: the head's width and vocabulary are the target's."""
+    """Gives `Levels` the fields of a draft network; the head has the target's width and vocabulary."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.vocab_size = vocabulary
         self.config = self
 
     def token_ids(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones: the same."""
+        """Return the tokens unchanged: the head drafts in the target's vocabulary."""
         return drafted
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Distributions over the target's vocabulary: the same."""
+        """Return the distributions unchanged: they are over the target's vocabulary."""
         return probs
 
 

@@ -79,7 +79,7 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
 
 
 def shipped_folder(model: PreTrainedModel) -> Path | None:
-    """The folder that holds what is shipped for exactly these weights, in any dtype; None if there is none."""
+    """The folder of drafters that are shipped for exactly these weights, in any dtype; None without one."""
     return next((file.parent for file, how in _matches_of(model) if how == "same"), None)
 
 

@@ -42,7 +42,7 @@ class Checkpoint:
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def fail(self, rule: str, fault: str, remedy: str) -> InputError:
-        """Make an error about this folder. rule: what must hold. fault: what is wrong. remedy: what to do."""
+        """Build an InputError about this folder. rule, fault, remedy: the error's three parts."""
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:

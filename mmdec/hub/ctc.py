@@ -1,8 +1,8 @@
 """Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a card.
 
 model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the merges of the
-model's tokenizer, by which what is heard becomes the model's tokens: the folder needs no tokenizer beside it. An n-gram
-of pieces may lie there, too (`lm.arpa`).
+model's tokenizer, which turn the head's text into the model's tokens: the folder needs no tokenizer. An n-gram of
+pieces may be there, too (`lm.arpa`).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ _MISSING = object()
 @final
 @dataclass(frozen=True)
 class Published:
-    """What a published checkpoint says, in mmdec's terms."""
+    """The sizes, weights and decoding of a published checkpoint, under mmdec's names."""
 
     config: DASpeechConfig
     state: dict[str, Tensor]  # of `DASpeech`

@@ -52,7 +52,7 @@ class DFlashConfig(DraftConfig):
     mask_token: int = 0
     num_hidden_layers: int = 5
     from_anchor: bool = False  # whether the root's own state drafts the first token, so that a block drafts b
-    draft_vocab_size: int = 0  # 0: the target's vocabulary; a part of it needs `own_head`
+    draft_vocab_size: int = 0  # 0: the target's whole vocabulary; a smaller one needs `own_head`
     own_head: bool = False  # whether the folder holds an LM head
     own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
     # whether the block's tokens are rows of the embedding's weight, without a norm that the embedding adds

@@ -254,11 +254,11 @@ class DraftNetwork(nn.Module):
 
     @property
     def offsets(self) -> Tensor | None:
-        """(`vocabulary`,): what is added to drafted tokens to give the target's; None if both are the same."""
+        """(`vocabulary`,) the difference between the target's token id and the drafted index; None if all are 0."""
         return None
 
     def token_ids(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones, which are indices of `logits`."""
+        """Convert drafted tokens, which are indices of `logits`, to the target's token ids."""
         return drafted if self.offsets is None else drafted + self.offsets[drafted]
 
     def spread(self, probs: Tensor) -> Tensor:

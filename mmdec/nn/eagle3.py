@@ -140,7 +140,7 @@ class Eagle3Config(DraftConfig):
 
     @property
     def projected(self) -> bool:
-        """As `DraftConfig.projected`: `pictures` says."""
+        """As `DraftConfig.projected`: whether `pictures` is "projected"."""
         return self.pictures == "projected"
 
     @property
@@ -322,7 +322,7 @@ class Eagle3(DraftNetwork):
         return states, (keys, values)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """As `DraftNetwork.rotations`; of positions (3, B, n), `mrope_section` says which axis each frequency uses."""
+        """As `DraftNetwork.rotations`; positions may be (3, B, n): `mrope_section` gives each frequency its axis."""
         if isinstance(positions, int) or positions.dim() == 2:
             return super().rotations(positions, dtype, device)
         axes = self._axes(device)  # (d,)

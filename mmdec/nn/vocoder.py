@@ -129,7 +129,7 @@ class Vocoder(nn.Module):
             noise = standard_noise(frames * HOP).to(mel.device).expand(batch, -1)
         valid = keep.squeeze(-1).repeat_interleave(HOP, dim=1)  # (B, F * 256)
         hertz = predicted.detach() if pitch is None else pitch
-        if lengths is not None:  # the pitch must not move towards padding's within the last frame
+        if lengths is not None:  # keep the pitch constant after the last frame: padding must not change it
             last = torch.minimum(torch.arange(frames, device=mel.device), (lengths[:, None] - 1).clamp(min=0))
             hertz = hertz.gather(1, last)
         pulses = pulse_train(hertz)

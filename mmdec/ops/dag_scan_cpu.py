@@ -104,7 +104,7 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     back = _run(windows, emission, arrivals)
     if back is None:
         return None
-    into, beta = [0.0] * steps, [0.0] * steps  # logs of the factors that restore the states and the arrivals
+    into, beta = [0.0] * steps, [0.0] * steps  # logs of the factors that undo the scaling of states and arrivals
     into[-1] = tops[-1] - link_top
     for t in range(steps - 2, -1, -1):
         beta[t] = into[t + 1] + back.factors[t] + link_top

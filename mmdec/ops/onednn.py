@@ -37,7 +37,7 @@ def takes(*tensors: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none") -> Tensor:
     """A linear layer and its activation: x (..., I), weight (O, I), bias (O,) -> (..., O).
 
-    Where `takes` says no: torch's own.
+    Falls back to torch's own where `takes` is False.
     """
     if not takes(x, weight):
         product = F.linear(x, weight, bias)
@@ -49,7 +49,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention of scaled queries (B, heads, N, D) over all keys and values (B, heads, S, D) -> (B, heads, N, D).
 
-    A row's result is the same beside any other rows. Few queries, and where `takes` says no: torch's own.
+    A row's result does not depend on the other rows. Falls back to torch's own for few queries and where `takes` is
+    False.
     """
     if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)

@@ -278,7 +278,7 @@ def _keep(beam: dict[str, tuple[float, Chain]], context: str, score: float, chai
 
 
 def tokenize(text: str) -> list[str]:
-    """Words and marks. The mark that closes a sentence comes first, and is appended to each of its inner marks.
+    """Split a text into words and marks. Each sentence's closing mark is put first, and after each inner mark.
 
     >>> tokenize("Hello. Where is it, please?")
     ['.', 'Hello', '?', 'Where', 'is', 'it', ',?', 'please']

@@ -71,8 +71,8 @@ class NGram:
             context = shorter(context)
 
     def advance(self, context: str, word: str) -> str:
-        """Return the next context: the longest suffix of `context` followed by `word` that the model knows. Texts with
-        the same continuations give the same string."""
+        """Return the next context: the longest suffix of `context` followed by `word` that the model contains. Texts
+        with the same continuations give the same string."""
         if self.order == 1:
             return ""
         context = f"{context} {word}".lstrip()

@@ -36,7 +36,7 @@ class Row:
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file that ends as a list does."""
+    """Whether a path is a file with the suffix of a list."""
     return os.fsdecode(path).lower().endswith(SUFFIXES) and os.path.isfile(path)
 
 

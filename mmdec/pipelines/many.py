@@ -43,7 +43,7 @@ Call = Callable[..., Sequence[Any]]  # paths and options -> results
 @final
 @dataclass(frozen=True)
 class Work:
-    """What is done with every row, and where results go. It travels to other processes."""
+    """The work for every row, and the folder of its results. It can be sent to other processes."""
 
     verb: str  # translate, transcribe or describe
     model: str
@@ -57,7 +57,7 @@ class Work:
     vocoder: str | None = None
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """Write down what is run, or check that the folder's earlier run is this one.
+        """Record this run in the folder, or check that the run recorded there is the same.
 
         Raises: InputError if it is another one; OSError if the folder cannot be written.
         """

@@ -94,7 +94,7 @@ def is_default(
 
 
 def processors_now() -> Processors:
-    """The processors that this process may use, and how many of them are idle."""
+    """The number of processors that this process may use, and how many of them are idle."""
     allowed = len(_affinity())
     quota = quota_of(Path("/sys/fs/cgroup"), _text(Path("/proc/self/cgroup")))
     allowed = allowed if quota is None else max(1, min(allowed, int(quota)))

@@ -46,14 +46,14 @@ class Deltas:
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
     def grown(self, text: str) -> str:
-        """What is new in the whole text so far. Held back: spaces at the end, half a character, what may become a
-        stop."""
+        """The new part of the text so far, without trailing spaces, half a character or a possible beginning of a
+        stop string."""
         text = self.cut(text.lstrip())
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return self._new(text[: len(text) - max(ends, default=0)].rstrip(HELD))
 
     def end(self, text: str) -> str:
-        """What is new in the final text."""
+        """The new part of the final text."""
         return self._new(text)
 
     def _new(self, text: str) -> str:
@@ -89,8 +89,8 @@ class Transcription:
             if all(job.gone for job in jobs):
                 raise Stopped
             for row, new in zip(round_.rows, round_.tokens, strict=True):
-                # a window of a long recording may be read again from its last timestamp on; Qwen3-ASR's text begins
-                # with its language
+                # not of long recordings, whose windows may be decoded again from the last timestamp, nor of Qwen3-ASR,
+                # whose text begins with the name of the language
                 if jobs[row].streams and kind == "short" and not hasattr(self.loaded.processor, "parse_output"):
                     tokens[row] += new
                     text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)

@@ -28,7 +28,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @final
 class Metrics:
-    """Counts what a server does. Any thread may add."""
+    """Counts a server's requests and work. Any thread may add to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -50,7 +50,7 @@ class Session:
         self._options: dict[str, Any] = {"sample_rate": RATE}
         self._engine = server.engine(socket.query_params.get("model"), Transcription)
         self._live: LiveTranscriber | None = None
-        self._before = 0.0  # seconds of sound before this transcriber's
+        self._before = 0.0  # seconds of the stream before this transcriber's first sample
         self._items = 0
         self._sound = bytearray()  # what arrived and was not handed on yet
         self._commits = self._ended = False

@@ -77,7 +77,7 @@ class Server:
     """Models by name, the worker that decodes, limits and counters."""
 
     def __init__(self, models: Mapping[str, Served], limits: Limits, token: str | None = None) -> None:
-        """token: what clients must bring as `Authorization: Bearer`; None: everybody is let in."""
+        """token: clients must send it as `Authorization: Bearer`; None: all clients are accepted."""
         self.models, self.limits, self.metrics = models, limits, Metrics()
         self.worker = Worker(self.metrics, limits.decoders)
         self.began = int(time.time())
@@ -246,7 +246,7 @@ def too_large(limits: Limits) -> ApiError:
 
 @final
 class Upload:
-    """The body of one request: what was declared is not believed, bytes and seconds are counted.
+    """Reads the body of one request, and counts its bytes and seconds: the declared length is not trusted.
 
     A body that is too large or too slow ends, for the handler, as if the client had gone; the client is told why.
     """

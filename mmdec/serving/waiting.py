@@ -24,7 +24,7 @@ GATHER = 0.02  # seconds in which a batch waits for others, where requests came 
 
 
 class Stopped(Exception):
-    """Nobody waits for this batch any more."""
+    """All clients of this batch have gone."""
 
 
 class Engine(Protocol):
@@ -98,7 +98,7 @@ class Worker:
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Add a job. Its events say what becomes of it."""
+        """Add a job. Its progress and result arrive as its events."""
         with self._changed:
             if self._closed:
                 raise RuntimeError("the worker is closed")
@@ -111,7 +111,7 @@ class Worker:
             return len(self._waiting), len(self._decoding)
 
     def delay(self) -> float:
-        """Seconds until a job that comes now is decoded, as far as one can tell."""
+        """Estimated seconds until a job that is submitted now has been decoded."""
         return sum(self.waiting()) * self._pace / len(self._threads)
 
     def close(self) -> None:

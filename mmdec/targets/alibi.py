@@ -27,7 +27,7 @@ _installing = threading.Lock()
 
 
 def has_alibi(model: PreTrainedModel) -> bool:
-    """Whether a model's layers take a bias by column. A configuration with a switch for it says so itself."""
+    """Whether a model's layers add ALiBi's bias. Some configurations have a switch for it, which decides."""
     switched = getattr(model.config, "alibi", None)
     return any(_layers(model)) if switched is None else bool(switched)
 

@@ -86,7 +86,7 @@ class Twin:
     """A copy of a model, for one run, that shares its weights and takes positions from the run."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Copies the modules on the way to those that know positions."""
+        """Copies the modules that contain the position embeddings, and shares all others."""
         decoder = cast(nn.Module, cast(Any, model).get_decoder())
         self.by_inputs = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._placed: _Placed | None = None

@@ -197,7 +197,7 @@ def model_name(model: PreTrainedModel) -> str:
 
 
 def check_layers(needs: Needs, layers: int) -> None:
-    """Raise InputError if a drafter reads a layer that a model with so many layers does not have."""
+    """Raise InputError if a drafter reads a layer that the model does not have."""
     wrong = [layer for layer in needs.layers if not -1 <= layer < layers]
     if wrong:
         raise InputError(

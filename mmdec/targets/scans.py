@@ -25,7 +25,7 @@ LEAST = 16  # tokens of a chunk on a GPU, whose kernels multiply blocks of 16 at
 
 @final
 class Projected(nn.Module):
-    """Stands for a projection that has run already: returns its states (B, N, D) column by column."""
+    """Replaces a projection that has run already, and returns its states (B, N, D) column by column."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class DraftReader:
         return self.model if self.steps and states else self._own
 
     def fit(self, columns: int) -> None:
-        """Set the length of the scans' chunks for a pass over so many columns."""
+        """Set the length of the scans' chunks for a pass over this number of columns."""
         size = columns if self.model.device.type == "cpu" else max(LEAST, 1 << (columns - 1).bit_length())
         for scan, most in self._chunked:
             scan.chunk_size = min(size, most)

@@ -274,7 +274,7 @@ def has_states(config: PreTrainedConfig) -> bool:
 
 
 def has_states_alone(config: PreTrainedConfig) -> bool:
-    """Whether no layer attends: then `generate` drops the mask after the prompt, and may know no positions."""
+    """Whether no layer has attention. `generate` then drops the mask after the prompt, and may pass no positions."""
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     return kinds == {LinearAttentionLayer}
 

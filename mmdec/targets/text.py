@@ -20,7 +20,7 @@ from mmdec.targets.step_outputs import FLAGS, step_outputs, wanted
 from mmdec.targets.windows import Window
 from mmdec.types import CACHE, InputError, Scores
 
-# the start of argument names that only models with images, video or sound have
+# prefixes of arguments that only models of images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
 
 
@@ -59,12 +59,12 @@ class TextTarget(DecoderTarget):
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As `DecoderTarget`'s; the configuration says which outputs are wanted."""
+        """As `DecoderTarget.prepare_inputs`, with the outputs that the configuration asks for."""
         given = {name: value for name, value in inputs.items() if name not in FLAGS}
         return super().prepare_inputs(ids, config, given)
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """Reasons why only transformers' own loop gives what is asked for."""
+        """Reasons why only transformers' own loop can do this call; empty if mmdec's can."""
         kinds, cache, reasons = wanted(config), inputs.get(CACHE), list[str]()
         cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # others are refused later
         if kinds and (self.chains or cached):

@@ -26,7 +26,7 @@ SOUND = "sound"  # attribute of an encoder's output: the features that it read
 
 
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
-    """Whether the decoder can be called with another attention implementation without changing the model.
+    """Whether a copy of the decoder may use another attention implementation than the model.
 
     A `forward` that was replaced on a module belongs to that module, and reads its settings.
     """

@@ -83,7 +83,7 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 
 def can_shorten(encoder: nn.Module) -> bool:
-    """Whether the encoder's own `forward` runs: one that was replaced may do more than `encode` knows."""
+    """Whether the encoder has transformers' own `forward`. A replaced one may do more than `encode` does."""
     return not any("forward" in vars(module) for module in encoder.modules())
 
 

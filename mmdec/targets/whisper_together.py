@@ -109,7 +109,7 @@ class _Job(Generic[T]):
 
 @final
 class Together:
-    """Runs jobs side by side. What they ask of `alone` and `pass_of` runs in the thread that calls `run`."""
+    """Runs jobs side by side in threads. Their calls of `alone` and `pass_of` run in the thread that calls `run`."""
 
     def __init__(self, width: int) -> None:
         """width: jobs at a time."""

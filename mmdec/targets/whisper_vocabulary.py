@@ -64,7 +64,7 @@ def greedy_words(
 
 
 def alike(runs: Sequence[GreedyWords | None]) -> GreedyWords | None:
-    """What runs that share a pass ask of its scores; None if they ask for different ones, or for all."""
+    """The greedy choice that all runs of a shared pass ask for; None if they differ, or one needs all scores."""
     first, *others = runs
     if first is None:
         return None

@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
-    """`main` for users: an InputError or MmdecError is printed on stderr as one sentence, with exit code 2."""
+    """`main` for users: prints an InputError or MmdecError as one sentence on stderr and exits with code 2."""
     with told():
         main(arguments)
 

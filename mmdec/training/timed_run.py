@@ -257,7 +257,7 @@ class System:
         return recipe
 
     def judged(self, recipe: Recipe, before: float | None) -> Outcome:
-        """Write the trained model to runs/ with its scores; a better part goes beside its model."""
+        """Write the trained model to runs/ with its scores; a part, if it is better, into a copy of its model."""
         made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
         after = self.score(made, recipe)
         better = before is None or (after < before if self.lower else after > before)

@@ -34,7 +34,7 @@ SIDE = 8  # decoded side by side
 
 
 def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Cut so many recordings of mixed length out of sounds (T,) of 16 kHz."""
+    """Cut `count` recordings of mixed length out of sounds (T,) of 16 kHz."""
     drawn, found = random.Random(0), list[Tensor]()
     while len(found) < count:
         size = int(SAMPLE_RATE * math.exp(drawn.uniform(math.log(SHORTEST), math.log(LONGEST))))

@@ -63,7 +63,7 @@ class Noise:
         """Do nothing: there is nothing to learn."""
 
     def select(self, memory: torch.Generator, live: Tensor) -> None:
-        """Do nothing: no state belongs to a row."""
+        """Do nothing: the drafter keeps no state for each row."""
 
 
 def random_model(size: str, text: str = "repeating", device: str = "cpu") -> PreTrainedModel:

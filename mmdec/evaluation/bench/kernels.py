@@ -242,7 +242,7 @@ def _least(run: Callable[[], object], repeats: int) -> float:
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Median seconds of a call on this GPU, from runs of 20 calls in a row."""
-    laps, stream = [], torch.cuda.current_stream(device)  # an event alone uses the current GPU
+    laps, stream = [], torch.cuda.current_stream(device)  # without one, an event uses the current GPU
     for _ in range(repeats + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)

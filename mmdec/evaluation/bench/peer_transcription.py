@@ -53,7 +53,7 @@ Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of one window ->
 @final
 @dataclass
 class Timed:
-    """One engine with one number of threads: what it said, and the seconds of each recording's repeats."""
+    """One engine with one number of threads: its texts, and the seconds of each recording's repeats."""
 
     call: Call
     texts: dict[int, str] = field(default_factory=dict[int, str])

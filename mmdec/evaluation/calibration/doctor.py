@@ -463,7 +463,7 @@ def confidences(reader: Reader, text: OwnText) -> np.ndarray:
 def matched_gain(
     ours: Sequence[np.ndarray], sure: Sequence[np.ndarray], others: Sequence[np.ndarray], sure_of: Sequence[np.ndarray]
 ) -> tuple[Share, Share]:
-    """The gain of other texts over ours among places of the same confidence, and the same as `verdict` reads it.
+    """The gain of other texts over ours at places of equal confidence, with a 95 % and with a 99 % interval.
 
     ours, others: what is right, a text for each prompt. sure, sure_of: the target's confidence there. The interval is
     the jackknife's over prompts.

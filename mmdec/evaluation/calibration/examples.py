@@ -21,8 +21,8 @@ TELEPHONE = (300.0, 3400.0)  # Hz
 # How a transcriber of all languages hears its recordings, in turn: dB of speech above noise, and whether by telephone.
 HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
 MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # further nonsense for a transcriber
-TURNED = 3  # one of so many of its recordings is also played backwards
-BACKWARDS = 8  # one of so many recordings is also played backwards
+TURNED = 3  # every third recording of a transcriber is also played backwards
+BACKWARDS = 8  # every eighth recording of a translator is also played backwards
 WRONG, RIGHT = 45.0, 70.0  # chrF of a sentence: wrong up to the first, right from the second
 EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures without content
 SIDE = 128  # pixels of a side of these pictures

@@ -45,7 +45,7 @@ LOST = 2.0  # a head is lost if a fitted one is right at least so many times as 
 
 
 def searchable(model: PreTrainedModel, columns: int) -> set[int]:
-    """All layers of a target, or none if their features at so many columns need more than `MOST_BYTES`."""
+    """All layers of a target, or none if their features at this number of columns need more than `MOST_BYTES`."""
     config = model.config.get_text_config(decoder=True)
     needed = columns * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
     return {*range(config.num_hidden_layers)} if needed <= MOST_BYTES else set()

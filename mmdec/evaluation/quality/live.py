@@ -37,7 +37,7 @@ SHORT = (1.5, 8.0)  # seconds of recordings that are read in a short context
 
 @dataclass
 class Heard:
-    """What one stream showed: updates with the time on the simulated clock at which each could be read."""
+    """The updates of one stream, each with the time on the simulated clock when it appeared."""
 
     seconds: float = 0.0  # of sound
     busy: float = 0.0  # seconds of decoding
@@ -84,7 +84,7 @@ def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> 
 
 
 def matched(said: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Indices of the wanted words that were said, in the same order."""
+    """Indices of the wanted words that the text contains in the same order."""
     blocks = SequenceMatcher(None, said, wanted, autojunk=False).get_matching_blocks()
     return [place for block in blocks for place in range(block.b, block.b + block.size)]
 

@@ -245,7 +245,7 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 
 def instead(run: Path, target: Path) -> Path | None:
-    """The one new drafter, if the run's model is that of models/: training a drafter leaves such a folder."""
+    """The run's only new drafter, if its model is the one in models/ (such a folder is left by training a drafter)."""
     if not _same_model(run, target):
         return None
     new = [name for name in drafters(run) if weights(run / name) != weights(target / name)]

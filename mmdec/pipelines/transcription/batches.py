@@ -47,7 +47,7 @@ Languages = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Decoded:
-    """What was decoded of one recording, or of a piece of it."""
+    """The segments and the cost of one recording, or of a piece of it."""
 
     segments: list[Segment]
     language: str | None

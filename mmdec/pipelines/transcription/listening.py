@@ -125,7 +125,7 @@ class ListeningRequest:
         return samples
 
     def texts(self, indices: Sequence[int]) -> list[str]:
-        """What each recording's prompt says, with one placeholder for its sound."""
+        """The text of each recording's prompt, with one placeholder for its sound."""
         processor = _processor(self.heard)
         asked, mark = self.prompt or REQUEST, processor.audio_token
         if _written(processor):

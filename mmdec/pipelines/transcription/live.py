@@ -48,7 +48,7 @@ HEAD = 12  # bytes by which a file is told from samples
 MARGIN = 5.0  # seconds that the encoder reads after the sound of provisional text; see docs/guide/transcribe.md
 CHAIN = 31  # tokens of the last text that are drafted at once
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
-LOUDEST = 8.0  # of full scale; what is louder was not scaled
+LOUDEST = 8.0  # times full scale; louder samples are refused
 Chunk = np.ndarray | Tensor | bytes
 Taken = TypeVar("Taken")
 

@@ -92,7 +92,7 @@ def first_time(model: WhisperForConditionalGeneration) -> int:
 @final
 @dataclass(frozen=True)
 class Spoken:
-    """What is said and what is written of it: options of `transcribe`, which documents them."""
+    """Options of `transcribe` about the language and the form of the text; `transcribe` documents them."""
 
     timestamps: Timestamps = None
     language: str | Sequence[str] | None = None

@@ -50,7 +50,7 @@ class Segment:
 
 
 def moved(segment: Segment, by: float) -> Segment:
-    """A segment, and its words, so many seconds later."""
+    """The segment and its words with `seconds` added to all times."""
     words = segment.words and [replace(word, start=word.start + by, end=word.end + by) for word in segment.words]
     return replace(segment, start=segment.start + by, end=segment.end + by, words=words)
 

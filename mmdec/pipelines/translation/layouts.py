@@ -86,7 +86,7 @@ class PhoneLayout:
 
 @final
 class PieceLayout:
-    """English pieces: a voice reads the text, for all decoders."""
+    """The layout of translators that write English pieces: a voice then speaks the text, whichever decoder wrote it."""
 
     def __init__(self, parts: HeardParts) -> None:
         self.model, self.voice, self.english, self.speller = parts.model, parts.voice, parts.english, parts.speller
@@ -115,7 +115,7 @@ class PieceLayout:
 
 
 def layout_of(parts: DASpeechParts | HeardParts) -> Layout:
-    """The layout that these parts belong to."""
+    """The layout of a translator with these parts."""
     return PieceLayout(parts) if isinstance(parts, HeardParts) else PhoneLayout(parts)
 
 

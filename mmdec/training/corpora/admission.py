@@ -151,12 +151,12 @@ Measure = Callable[[Path], float]
 
 
 def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
-    """Seconds of each recording, or a text: what is wrong. kept: folder that stores results; None: nowhere."""
+    """Seconds of each recording, or a text about its fault. kept: folder that stores results; None: nowhere."""
     return _inspected(paths, kept, "recordings", sound_seconds)
 
 
 def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
-    """Number of pixels of each picture, or a text: what is wrong. side: both sides' length; None: any."""
+    """Number of pixels of each picture, or a text about its fault. side: both sides' length; None: any."""
     return _inspected(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
 

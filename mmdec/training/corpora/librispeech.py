@@ -129,9 +129,8 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
 
 
 def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
-    """Rows as "train" and "dev": one in ten speakers to develop on, or recordings where there are fewer than three.
-
-    Which ones follows from their names, so that each call divides them alike.
+    """Rows as "train" and "dev": a tenth of the speakers is "dev", or of the recordings if there are fewer than three
+    speakers. The choice depends on the names only, so that each call gives the same parts.
     """
     speakers = {row.speaker for row in rows}
     by_speaker = len(speakers) > 2

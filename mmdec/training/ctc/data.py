@@ -70,7 +70,7 @@ class EpochBatches:
         turn = 0
         while len(batches) < steps:
             drawn = self.of(names, np.random.default_rng([self.seed, epoch, turn]))
-            shared = [batch for batch in drawn if len(batch) >= self.processes]  # each process has a row
+            shared = [batch for batch in drawn if len(batch) >= self.processes]  # so that each process gets a row
             if not shared:
                 raise InputError(
                     f"`batch_states` must hold a recording for each of {self.processes} processes, but no batch has so "

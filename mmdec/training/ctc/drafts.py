@@ -85,9 +85,9 @@ def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
 
 
 def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
-    """The token ids of a Whisper that its CTC drafter must know.
+    """The token ids of a Whisper that its CTC drafter needs.
 
-    name: the model's public name. languages: codes of those that the head knows ("en"); empty: any.
+    name: the model's public name. languages: codes ("en") of those that the head was trained on; empty: any.
     Raises: InputError for a language that the model does not know.
     """
     reader, known = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}

@@ -69,7 +69,7 @@ def begin_worker(parent: int) -> None:
 
 
 def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
-    """`extract` of each recording, in order, by so many processes."""
+    """`extract` of each recording, in order, by `jobs` processes."""
     names = map(str, clips)
     if jobs <= 1:
         yield from map(extract, names)
@@ -349,7 +349,7 @@ class SpeechTranslationData(LightningDataModule):
         return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
 
     def misfit(self, row: SpeechPair, frames: int) -> str | None:
-        """Why a row of so many frames is not trained on; None if it is."""
+        """Why a row with this number of frames is left out of training; None if it is used."""
         if frames > self.max_frames:
             return f"longer than {self.max_frames} frames"
         vertices = max(int(self.upsample * frames), self.min_vertices)

@@ -103,7 +103,7 @@ def ends(model: WhisperForConditionalGeneration) -> list[int]:
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """A hash of the model, of sizes, generation rules and some of each weight: texts may differ if it does."""
+    """A hash of the model's sizes, generation rules and some of each weight. With another hash, texts may differ."""
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -140,7 +140,7 @@ class HeadBatch:
 
 
 class Spelling:
-    """A Whisper's tokenizer for composing windows. Its special tokens are the ones that the model's `generate` uses."""
+    """A Whisper's tokenizer for composing windows, with the special tokens that the model's `generate` uses."""
 
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
         """language: None: the model detects it. Raises InputError for one, or a task, that it does not support."""

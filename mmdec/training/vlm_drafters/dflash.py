@@ -134,7 +134,7 @@ def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor
     """The states of blocks that begin at columns of the answers, as the LM head reads them: normed.
 
     roots: (B, R) the blocks' columns. block: (B, R * b, H), the embeddings of their tokens.
-    Returns: (B, R, K, H), one state for each token that a block drafts; what stands at a root of -1 means nothing.
+    Returns: (B, R, K, H), one state for each token that a block drafts; values at a root of -1 are undefined.
     """
     size, at = network.config.block_size, roots.clamp(min=0)
     # what a block sees is the target's columns before its root, the last of which a `Columns` counts as the root's own:
