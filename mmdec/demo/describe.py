@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from mmdec.demo import layout as shipped
+from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html

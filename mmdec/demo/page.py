@@ -19,7 +19,7 @@ except ImportError as error:
 
 from starlette.middleware import Middleware
 
-from mmdec.demo import describe, layout, transcribe, translate
+from mmdec.demo import describe, samples, transcribe, translate
 from mmdec.demo.background import DECODERS
 from mmdec.demo.guard import AGE, MAX_BYTES, Guard, private_uploads
 from mmdec.demo.layout import style, theme
@@ -63,7 +63,7 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
         "css": style(),
         "theme": theme(),
         "max_file_size": MAX_BYTES,
-        "allowed_paths": [str(layout.folder())],
+        "allowed_paths": [str(samples.folder())],
         "ssr_mode": False,
         "footer_links": [],
     }

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from mmdec import InputError
-from mmdec.demo import layout as shipped
+from mmdec.demo import samples as shipped
 from mmdec.demo.background import DECODERS, Tell
 from mmdec.demo.layout import (
     MAX_SECONDS,

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
-from mmdec.demo import layout as shipped
+from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import (
     RATE,

@@ -20,7 +20,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from mmdec.cli.reports import Destinations
-from mmdec.demo import layout
+from mmdec.demo import samples
 from mmdec.evaluation.bench.kernels import machine
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, Quantity
 from tests.support.browser import CHROMIUM, OFFLINE, PATIENCE
@@ -51,7 +51,7 @@ def click(browser: Any, server: Server) -> tuple[float, float]:
     page = context.new_page()
     page.add_init_script(WATCH)
     page.goto(server.address, wait_until="networkidle")
-    button = page.get_by_role("button", name=layout.french()[0].text, exact=True)
+    button = page.get_by_role("button", name=samples.french()[0].text, exact=True)
     button.wait_for()
     page.wait_for_timeout(LOOKS)
     before = server.ask("cpu")
@@ -68,7 +68,7 @@ def request(server: Server) -> float:
     """Milliseconds from the request to the sound's bytes, without a browser."""
     with Visitor(server.address) as visitor:
         start = time.perf_counter()
-        visitor.press(layout.french()[0].text)
+        visitor.press(samples.french()[0].text)
         found = 0.0
         for message in visitor.messages():
             if message["msg"] == "process_generating" and not found and (path := wav(message["output"])):

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from mmdec.demo import layout
+from mmdec.demo import samples
 from tests.support.browser import CHROMIUM, OFFLINE, PATIENCE
 from tests.support.demo_server import ROOT, serving
 
@@ -25,7 +25,7 @@ WINDOW = {"width": 1280, "height": 1040}
 COLOURS = 64  # of the saved file
 LARGEST = 120_000  # bytes
 TABS = {  # a tab's picture, the name of its sample's button
-    "translate": ("demo.png", re.compile(re.escape(layout.french()[0].text))),
+    "translate": ("demo.png", re.compile(re.escape(samples.french()[0].text))),
     "describe": ("demo_describe.png", re.compile("Menu")),
 }
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mmdec.demo import layout
+from mmdec.demo import samples
 from tests.support.browser import opened
 from tests.support.demo_server import Server
 
 FAINT = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8").partition("\n")[2]
 SAMPLES = {  # a sample's button in each tab
-    "translate": re.compile(re.escape(layout.french()[0].text)),
+    "translate": re.compile(re.escape(samples.french()[0].text)),
     "transcribe": re.compile("arriving tomorrow"),
     "describe": re.compile("Menu"),
 }

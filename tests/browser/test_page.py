@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from mmdec.demo import layout
+from mmdec.demo import samples
 from tests.support.demo_server import Server, true_english
 
-SAMPLE = layout.french()[0]
+SAMPLE = samples.french()[0]
 TRUE = true_english()[SAMPLE.text]
 SPEED = r"(\d+\.?\d* times (faster|slower)|as fast)"
 HEARD = """() => [...document.querySelectorAll('#mm-translate-speech *')].some(
@@ -125,7 +125,7 @@ def test_a_bad_file_is_one_sentence(page: Any, tmp_path: Path) -> None:
 
 
 def test_stop_ends_the_decoding(page: Any, server: Server, tmp_path: Path) -> None:
-    paragraph, rate = soundfile.read(layout.english()[-1].path)
+    paragraph, rate = soundfile.read(samples.english()[-1].path)
     long = tmp_path / "long.wav"
     soundfile.write(long, np.concatenate([paragraph] * 3)[: 58 * rate], rate)
     page.get_by_role("tab", name="Transcribe").click()

@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mmdec.demo import layout
+from mmdec.demo import samples
 from tests.support.demo_server import ROOT, Server, true_english
 from tests.support.demo_visitor import SECONDS, Visitor
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 PEOPLE = 10
 MINUTES = 2.0  # of the whole run
-SAMPLE = layout.french()[0]
+SAMPLE = samples.french()[0]
 FIRST, TRUE = SAMPLE.path, true_english()[SAMPLE.text]
 ENGLISH = dict(list(true_english().items())[:3])
 

@@ -31,7 +31,7 @@ EXCEPTIONS = {
     # torch's: the only name of its fused product by oneDNN.
     ("ops/onednn.py", "_linear_pointwise"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
-    ("demo/layout.py", "_samples"),
+    ("demo/samples.py", "_samples"),
     ("hub/hifigan.py", "_v"),
 }
 PRIVATE = re.compile("_[a-z][a-z_]*")

@@ -29,8 +29,7 @@ from runpy import run_path
 import gradio as gr
 import numpy as np
 import mmdec
-from mmdec.demo import describe, page, transcribe, translate
-from mmdec.demo import layout
+from mmdec.demo import describe, page, samples, transcribe, translate
 from mmdec.demo.background import updates
 from tests.support.odd_files import write_odd
 from tests.support.odd_images import write_odd_image
@@ -62,7 +61,7 @@ def music():
     chord = sum(0.1 * np.sin(2 * np.pi * pitch * time) for pitch in (220, 277, 330)) * (np.sin(4 * np.pi * time) > 0)
     return np.concatenate([np.zeros(16_000), chord, np.zeros(32_000)])
 
-sentence = mmdec.audio.load_audio(layout.english()[1].path).numpy()
+sentence = mmdec.audio.load_audio(samples.english()[1].path).numpy()
 blocks = page.build()
 way = translate.own_way()
 print(json.dumps({
@@ -82,9 +81,9 @@ print(json.dumps({
     "long": endless(),
     "streams": [name for event in blocks.config["dependencies"] for _, name in event["targets"] if name == "stream"],
     "menu": last(describe.sample_work, 0, []),
-    "menu_answer": layout.pictures()[0].answer,
+    "menu_answer": samples.pictures()[0].answer,
     "errors": [last(translate.work, None, way), last(describe.work, None, "What?", []),
-               last(describe.work, str(layout.pictures()[2].path), " ", [])],
+               last(describe.work, str(samples.pictures()[2].path), " ", [])],
 }))
 
 folder, files = Path(sys.argv[1]), int(sys.argv[2])

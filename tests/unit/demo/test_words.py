@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.decode.loop import Round
-from mmdec.demo import layout
+from mmdec.demo import samples
 from mmdec.demo.race import against_plain, listener, pieces, steps
 from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
 from mmdec.types import InputError, MmdecError
@@ -146,11 +146,11 @@ def test_text_is_told_as_it_is_accepted(head: str | None, monkeypatch: pytest.Mo
 
 
 def test_the_samples_of_the_page_are_there() -> None:
-    assert len(layout.french()) == 8
-    assert [sample.path.name for sample in layout.english()] == list(layout.ENGLISH)
-    assert [sample.path.name for sample in layout.pictures()] == list(layout.PICTURES)
-    every = [*layout.french(), *layout.english(), *layout.pictures()]
+    assert len(samples.french()) == 8
+    assert [sample.path.name for sample in samples.english()] == list(samples.ENGLISH)
+    assert [sample.path.name for sample in samples.pictures()] == list(samples.PICTURES)
+    every = [*samples.french(), *samples.english(), *samples.pictures()]
     assert all(sample.path.is_file() and sample.text for sample in every)
-    assert layout.pictures()[0].question == "Say all that the picture shows."
-    assert layout.pictures()[0].answer.startswith("This is a menu with the title BRUNCH")
-    assert sum(sample.path.stat().st_size for sample in layout.pictures()) < 60_000
+    assert samples.pictures()[0].question == "Say all that the picture shows."
+    assert samples.pictures()[0].answer.startswith("This is a menu with the title BRUNCH")
+    assert sum(sample.path.stat().st_size for sample in samples.pictures()) < 60_000

@@ -1,0 +1,60 @@
+"""The page's sample recordings and pictures: from data/samples, or their copies in an installed wheel."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+FOLDERS = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")  # in an installed wheel; in a checkout
+PICTURES = ("menu.png", "timetable.png", "street.png")
+ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A file, with its spoken text or the description of its picture."""
+
+    path: Path
+    text: str
+    question: str = ""  # a question about a picture
+    answer: str = ""
+
+
+@cache
+def folder() -> Path:
+    """The folder of the samples."""
+    return next((path for path in FOLDERS if path.is_dir()), FOLDERS[-1])
+
+
+@cache
+def french() -> tuple[Sample, ...]:
+    """French recordings with their text."""
+    return tuple(Sample(folder() / row[0], row[1]) for row in _rows(folder() / "samples.tsv") if len(row) > 1)
+
+
+@cache
+def english() -> tuple[Sample, ...]:
+    """English recordings with their text."""
+    texts = {row[0]: row[2] for row in _rows(folder() / "english" / "samples.tsv") if len(row) > 2}
+    return tuple(Sample(folder() / "english" / name, texts[name]) for name in ENGLISH if name in texts)
+
+
+@cache
+def pictures() -> tuple[Sample, ...]:
+    """Pictures, each with a question that asks for a description."""
+    rows = _rows(folder() / "images" / "samples.tsv")
+    asked = {row[0]: (row[2], row[3]) for row in rows if len(row) > 3 and row[1] == "describe"}
+    return tuple(
+        Sample(folder() / "images" / name, name.partition(".")[0], *asked[name]) for name in PICTURES if name in asked
+    )
+
+
+def _rows(table: Path) -> list[list[str]]:
+    """The rows of a tab-separated file; none if this installation has no samples."""
+    if not table.is_file():
+        return []
+    with table.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
