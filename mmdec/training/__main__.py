@@ -55,6 +55,7 @@ class TrainingCLI(LightningCLI):
         always = {"callbacks": [Resumption(), FiniteNumbers(), termination], "use_distributed_sampler": False}
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` makes it resumable
+            warnings.filterwarnings("ignore", ".*smaller than the logging interval")  # the first steps somebody tries
             try:
                 super().__init__(*args, **{"trainer_defaults": always, **kwargs})
             except Exception as error:

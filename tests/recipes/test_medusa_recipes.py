@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,3 +254,12 @@ def test_recipes_parse(name: str, capsys: pytest.CaptureFixture[str]):
         for key, value in written[part]["init_args"].items():
             if key != "composition":
                 assert parsed[part]["init_args"][key] == value, key
+
+
+def test_no_more_workers_than_processors(base: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch warns of more."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    data: Any = HeadData(str(base), str(corpus), train_split="train", dev_split="dev", workers=4)
+    data.trainer = SimpleNamespace(global_rank=0, world_size=1)
+    data.setup("fit")
+    assert data.val_dataloader().num_workers == 1

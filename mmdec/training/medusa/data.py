@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -396,4 +397,4 @@ class HeadData(LightningDataModule):
         mels = self.whisper.model.config.num_mel_bins
         how = how if self.spelling.recalls else replace(how, previous=0.0)
         dataset = HeadWindows(self.cut[split], self.spelling, how, mels, batches, self.stored)
-        return DataLoader(dataset, batch_size=None, num_workers=self.options.workers)
+        return DataLoader(dataset, batch_size=None, num_workers=min(self.options.workers, os.cpu_count() or 1))
