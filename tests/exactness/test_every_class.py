@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
+from pathlib import Path
 
 import pytest
 
+import mmdec
 from tests.support.every_class import CLASSES, outcome_of, recorded
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
@@ -19,6 +22,14 @@ def test_the_page_names_every_class() -> None:
     lacking = {*CLASSES} - {*outcomes}
     assert not lacking  # an older transformers knows fewer
     assert list(outcomes.values()).count("exact") >= 120
+
+
+@pytest.mark.parametrize("room", ["decode", "drafters", "generation", "ops"])
+def test_the_core_names_no_class(room: str) -> None:
+    """What a target accepts comes from its proof, its configuration and the probe: `mmdec/targets/families.py`."""
+    named = re.compile(rf"\b({'|'.join(CLASSES)})\b")
+    for path in (Path(mmdec.__file__).parent / room).rglob("*.py"):
+        assert not named.findall(path.read_text("utf-8")), path
 
 
 @pytest.mark.parametrize("name", TRIED)

@@ -1,16 +1,19 @@
 """Weights in few bits as people have them, and LoRA: drafted texts are the same model's own.
 
-GPTQ's and AWQ's layers are unpacked here as they are published; bitsandbytes and PEFT are tried where installed.
+GPTQ's and AWQ's layers are unpacked here as they are published; gptqmodel, bitsandbytes and PEFT are tried where
+installed.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.peft import MIN_PEFT_VERSION
@@ -45,46 +48,88 @@ def check(model: Any, drafted: bool | None) -> None:
             assert drafted in (None, any(sum(round_.drafted) for round_ in found.rounds))
 
 
+def packed(levels: Tensor, axis: int, kind: str) -> Tensor:
+    """Whole numbers below 16, eight in an int32 along an axis."""
+    eights = levels.long().unflatten(axis, (-1, 8)).movedim(axis + 1, -1)[..., list(ORDER[kind])]
+    found = (eights << (4 * torch.arange(8))).sum(-1)
+    return found.where(found < 2**31, found - 2**32).to(torch.int32)
+
+
 class Packed(nn.Module):
     """A linear layer with 4-bit weights, eight in an int32: GPTQ packs inputs, AWQ outputs."""
 
+    qweight: Tensor
+    scales: Tensor
     zeros: Tensor
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
         super().__init__()
         self.kind, self.bias = kind, layer.bias
         weight = layer.weight.detach().T.reshape(-1, GROUP, layer.out_features)  # (groups, GROUP, out)
-        low = weight.amin(1, keepdim=True)
-        self.scales = nn.Parameter((weight.amax(1, keepdim=True) - low) / 15, requires_grad=False)
-        self.register_buffer("zeros", (-low / self.scales).round())
-        levels = (weight / self.scales + self.zeros).round().clamp(0, 15).to(torch.int64)
-        whole = levels.flatten(0, 1)
-        eights = whole.unflatten(0, (-1, 8)).movedim(1, -1) if kind == "gptq" else whole.unflatten(1, (-1, 8))
-        shifts = 4 * torch.arange(8)
-        packed = (eights[..., list(ORDER[kind])] << shifts).sum(-1)
-        self.register_buffer("qweight", packed.where(packed < 2**31, packed - 2**32).to(torch.int32))
+        low = weight.amin(1, keepdim=True).clamp(max=0.0)
+        self.register_buffer("scales", ((weight.amax(1, keepdim=True) - low) / 15).half().float())
+        self.register_buffer("zeros", (-low / self.scales).round().clamp(1, 15))
+        levels = (weight / self.scales + self.zeros).round().clamp(0, 15).flatten(0, 1)
+        self.register_buffer("qweight", packed(levels, 0 if kind == "gptq" else 1, kind))
 
     def forward(self, states: Tensor) -> Tensor:
-        packed: Any = self.qweight
-        eights = (packed[..., None] >> (4 * torch.arange(8))) & 15
+        eights = (self.qweight[..., None].long() >> (4 * torch.arange(8))) & 15
         eights = eights[..., torch.tensor(ORDER[self.kind]).argsort()]
         levels = eights.movedim(-1, 1).flatten(0, 1) if self.kind == "gptq" else eights.flatten(1)
         weight = (levels.reshape(-1, GROUP, levels.shape[1]) - self.zeros) * self.scales
         return nn.functional.linear(states, weight.flatten(0, 1).T, self.bias)
+
+    def published(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint; GPTQ's zeros are one less."""
+        gptq, inputs = self.kind == "gptq", len(self.scales) * GROUP
+        zeros = packed(self.zeros[:, 0] - int(gptq), 1, self.kind)
+        groups = {"g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP} if gptq else {}
+        return {"qweight": self.qweight, "qzeros": zeros, "scales": self.scales[:, 0].half(), **groups}
+
+
+def pack(model: Any, kind: str) -> dict[str, Tensor]:
+    """Pack a model's linear layers in place. Returns the tensors of its checkpoint."""
+    tensors = dict[str, Tensor](model.state_dict())
+    for path, part in list(model.model.named_modules(prefix="model")):
+        for name, child in list(part.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(part, name, layer := Packed(child, kind))
+                del tensors[f"{path}.{name}.weight"]
+                tensors |= {f"{path}.{name}.{key}": value for key, value in layer.published().items()}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("kind", ORDER)
 def test_gptq_and_awq(kind: str) -> None:
     model = llama()
     plain, states = copy.deepcopy(model), torch.randn(3, 64)
-    for part in list(model.model.modules()):
-        for name, child in list(part.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(part, name, Packed(child, kind))
+    pack(model, kind)
     near = model.model.layers[0].self_attn.q_proj(states) - plain.model.layers[0].self_attn.q_proj(states)
     assert 1e-3 < float(near.abs().max()) < 0.6  # four bits
     assert difference(model, target_of(model))[0] < 1e-5
     check(model, True)
+
+
+@pytest.mark.parametrize("kind", ORDER)
+def test_checkpoints_of_gptq_and_awq(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As people load them: by transformers, with the layers of gptqmodel."""
+    pytest.importorskip("gptqmodel", reason="gptqmodel is not installed")
+    pytest.importorskip("optimum", reason="optimum is not installed")
+    model, states = llama(), torch.randn(3, 64)
+    model.save_pretrained(tmp_path)
+    save_file(pack(model, kind), tmp_path / "model.safetensors", {"format": "pt"})
+    own = {"desc_act": False, "sym": False, "checkpoint_format": "gptq", "backend": "gptq_torch"}
+    way = own if kind == "gptq" else {"zero_point": True, "version": "gemm", "backend": "torch_awq"}
+    settings = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    settings["quantization_config"] = {"bits": 4, "group_size": GROUP, "quant_method": kind, **way}
+    (tmp_path / "config.json").write_text(json.dumps(settings), "utf-8")
+    monkeypatch.setattr(torch, "compile", lambda model=None, **_: model)  # gptqmodel's layers take minutes of it
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, device_map="cpu").eval()
+    layer = loaded.model.layers[0].self_attn.q_proj
+    assert type(layer).__module__.startswith("gptqmodel.")
+    ours = model.model.layers[0].self_attn.q_proj(states)
+    torch.testing.assert_close(layer(states), ours, rtol=0.0, atol=5e-3)  # gptqmodel rounds weights to float16
+    check(loaded, True)
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4", "nf4 in floats", "fp4 in floats", "int8", "int8 with outliers"])
