@@ -4,8 +4,9 @@ The evidence is the log-probabilities of the chosen tokens: their mean, the wors
 and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
 a picture adds `structure` (whether the picture shows anything) and `distance` (how different it is from the training
 pictures; see `description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
-pass gives these three, and `differs`, the share of units for which it prefers another one; a path through the graph
-adds `graph`, its own log-probability; a CTC head's output adds more (`translation/translator.py`).
+pass gives these three, and `differs`, the share of units for which it prefers another one; the graph adds `graph`, the
+log-probability of its own path, also where its units are only drafts; a CTC head's output adds more
+(`translation/translator.py`).
 
 The curve was fitted on held-out data (`mmdec.evaluation.calibration`) and is stored in the model's folder as
 confidence.json. Without that file the confidence is the tokens' geometric mean probability, which is not calibrated.

@@ -117,3 +117,14 @@ def test_a_silent_row_does_not_change_its_neighbours(tmp_path: Path) -> None:
             for row, sound in ((0, sounds[0]), (2, sounds[1])):
                 assert found[row].units == model.translate([sound], strategy)[0].units
                 assert found[row].timings["encoder"] == found[1].timings["encoder"]
+
+
+def test_the_decoders_text_is_told_how_sure_the_graph_is_of_its_own(tmp_path: Path) -> None:
+    model = translator(2, tmp_path)
+    sound = torch.from_numpy(buzz(1.1, 2))
+    verified, graph, alone = (
+        model.translate([sound], strategy)[0] for strategy in ("verified", "lookahead", "autoregressive")
+    )
+    assert verified.evidence["graph"] == graph.evidence["graph"]
+    assert alone.evidence["graph"] == graph.evidence["graph"]
+    assert alone.units == verified.units

@@ -30,7 +30,7 @@ from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.publish import push_folder
 from mmdec.hub.translator_files import GRAPH_STRATEGIES, JUDGED, STRATEGIES
 from mmdec.nn.ar_decoder import ArDecoder
-from mmdec.nn.dag_decoder import BOS
+from mmdec.nn.dag_decoder import BOS, Lattice
 from mmdec.nn.daspeech import DASpeech, Source
 from mmdec.ops.dag_decode import LatticePath
 from mmdec.pipelines.confidence import FLOOR, Calibration, confidence, evidence
@@ -247,6 +247,8 @@ class SpeechTranslator:
             run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
             tokens, hidden, passes, seen = run(source, strategy, listener)
         with clock.stage("confidence"):
+            if strategy == "autoregressive" and self.model.decoder is not None:
+                seen = self._graphs_own(self.model.lattice(source.states, source.lengths, source.sizes))
             if self.model.ar is not None and strategy != "reranked":
                 read = readings(self.model.ar, tokens, source)
                 seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
@@ -270,16 +272,10 @@ class SpeechTranslator:
         return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
     def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+        """Each row's units as `ArDecoder.generate` gives them, and the decoder's passes; the graph drafts."""
         listener.limit = source.limits[0]
-        rows, passes = self.verified(source, listener)
-        return _within(rows, source.limits), None, passes, [{} for _ in rows]
-
-    @torch.inference_mode()
-    def verified(self, source: Source, listener: PassListener | None = None) -> tuple[list[list[int]], list[int]]:
-        """Each row's units, as `ArDecoder.generate`'s, and the decoder's passes. listener: for a batch of one."""
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
-        if listener is not None:
-            listener.graph(lattice.emissions[0], lattice.links[0])
+        listener.graph(lattice.emissions[0], lattice.links[0])
         proposing = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
         target = UnitTarget(self.baseline)
         proposing.check(target)
@@ -291,25 +287,15 @@ class SpeechTranslator:
         for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
             for row in round_.rows:
                 passes[row] += 1
-            if listener is not None:
-                listener.tokens(round_.tokens[0])
-        return [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens], passes
+            listener.tokens(round_.tokens[0])
+        rows = [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens]
+        return _within(rows, source.limits), None, passes, self._graphs_own(lattice)
 
     def _graph(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
-        collapse = self.decoding.collapse
-        read: list[Reading] = []
-        if strategy in ("beam", "reranked"):
-            path = lattice.beam(getattr(self.model, "written", None), collapse, RERANKED if strategy != "beam" else 1)
-            if strategy == "reranked":
-                path, read = self._likeliest(path, source)
-        else:
-            path = lattice.path(
-                strategy,
-                lookahead_weight=self.decoding.lookahead_weight,
-                length_penalty=self.decoding.length_penalty,
-                collapse=collapse,
-            )
+        path, read = self._path(lattice, strategy), []
+        if strategy == "reranked":
+            path, read = self._likeliest(path, source)
         listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
         keep, tokens = _spoken(path)
         spoken = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
@@ -324,6 +310,24 @@ class SpeechTranslator:
             own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             seen = [row | new for row, new in zip(seen, own, strict=True)]
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
+
+    def _graphs_own(self, lattice: Lattice) -> Rows:
+        """Evidence for a text that the graph did not choose: how sure it is of its own."""
+        guided = getattr(self.model, "written", None) is not None
+        path = self._path(lattice, "beam" if guided else "lookahead")
+        return path_evidence(path.scores, path.lengths)
+
+    def _path(self, lattice: Lattice, strategy: str) -> LatticePath:
+        """Each row's path through the graph, or its best paths side by side."""
+        if strategy in ("beam", "reranked"):
+            count = RERANKED if strategy == "reranked" else 1
+            return lattice.beam(getattr(self.model, "written", None), self.decoding.collapse, count)
+        return lattice.path(
+            strategy,
+            lookahead_weight=self.decoding.lookahead_weight,
+            length_penalty=self.decoding.length_penalty,
+            collapse=self.decoding.collapse,
+        )
 
     def _likeliest(self, paths: LatticePath, source: Source) -> tuple[LatticePath, list[Reading]]:
         """Of each row's paths, side by side, the one of the highest sum of the beam search's score and the text's
