@@ -2,7 +2,8 @@
 
 A window of live sound is decoded again whenever some sound was added to it. Most of its text stays as it was, so the
 last text is drafted as one long chain, and a pass of the target confirms it. Where the new text parts from the old one,
-the place to go on from is found by the last tokens.
+the place to go on from is found by the last tokens. A text often goes back to what it was before that, and ends where
+the sound does: short branches of older texts and of the expected end are drafted beside it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,28 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LONGEST = 4  # tokens that are compared at most to find the place in the hypothesis
 UNSURE = 6  # nodes of a draft after a token that the hypothesis does not hold
+OLDER = 4  # nodes of an older text's branch
+
+
+@dataclass
+class _Place:
+    """Where a row is in one text."""
+
+    at: int = 0  # index of the text's token that is expected next
+    sure: bool = True  # whether the last token was the text's own at that place
 
 
 @dataclass
 class _Row:
-    """One row's place in the hypothesis."""
+    """One row's places in all texts, and its last tokens."""
 
-    at: int = 0  # index of the hypothesis' token that is expected next
-    sure: bool = True  # whether the last token was the hypothesis' own at that place
-    text: list[int] = field(default_factory=list[int])  # the last tokens
+    places: list[_Place]
+    text: list[int] = field(default_factory=list[int])
 
 
 @final
 class LastHypothesis:
-    """Drafts a chain of the tokens that follow in an earlier text. It has no weights, and takes microseconds.
+    """Drafts what follows in earlier texts. It has no weights, and takes microseconds.
 
     One object serves the decodings of one window: `tokens` is the text that they are expected to have.
     """
@@ -39,52 +48,70 @@ class LastHypothesis:
     needs = Needs()
     name = "last-hypothesis"
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        """tokens: the earlier text, without prompt and end token."""
-        self._tokens = list(tokens)
+    def __init__(self, tokens: Sequence[int], older: Sequence[Sequence[int]] = (), ending: Sequence[int] = ()) -> None:
+        """tokens: the last text, without prompt and end token. older: texts before it. ending: tokens that may end the
+        text at any place."""
+        self._texts = [list(text) for text in (tokens, *older)]
+        self._ending = list(ending)
 
     def check(self, target: Target) -> None:
         """Accept every target."""
 
     def start(self, context: Context) -> list[_Row]:
-        """Place each row before the hypothesis' first token."""
-        return [_Row() for _ in context.tokens]
+        """Place each row before the first token of each text."""
+        return [_Row([_Place() for _ in self._texts]) for _ in context.tokens]
 
     def propose(self, memory: list[_Row], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the rest of the hypothesis, as a chain; only a few tokens where the place in it is a guess."""
-        most = min(plan.nodes, plan.depth)
-        chains = [self._tokens[row.at : row.at + (most if row.sure else min(most, UNSURE))] for row in memory]
-        return trees_from_lists(roots, [(chain, range(len(chain))) for chain in chains])
+        """Draft the rest of the last text, only a few tokens where the place in it is a guess, and branches of the
+        others."""
+        trees = list[tuple[list[int], list[int]]]()
+        for row in memory:
+            sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]
+            found = zip(self._texts, row.places, sizes, strict=True)
+            tails = [text[place.at : place.at + min(size, plan.depth)] for text, place, size in found]
+            trees.append(_merged([*tails, self._ending[: plan.depth]], plan.nodes))
+        return trees_from_lists(roots, trees)
 
     def update(self, memory: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Follow the round's tokens in the hypothesis."""
+        """Follow the round's tokens in the texts."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
-                self._follow(row, token)
+                row.text = [*row.text[1 - LONGEST :], token]
+                row.places = [_followed(*pair, row.text) for pair in zip(self._texts, row.places, strict=True)]
 
     def select(self, memory: list[_Row], live: Tensor) -> None:
         """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
 
-    def _follow(self, row: _Row, token: int) -> None:
-        row.text = [*row.text[1 - LONGEST :], token]
-        if row.at < len(self._tokens) and self._tokens[row.at] == token:
-            row.at, row.sure = row.at + 1, True
-            return
-        after = self._place(row)
-        row.sure = after is not None
-        row.at = row.at + 1 if after is None else after  # otherwise: as if one token was replaced by another
 
-    def _place(self, row: _Row) -> int | None:
-        """The index after the hypothesis' tokens that equal most of the last tokens; of several, the nearest. None if
-        it does not hold the last token."""
-        best: tuple[int, int, int] | None = None  # (tokens that are equal, -distance, index)
-        for index, token in enumerate(self._tokens):
-            if token != row.text[-1]:
-                continue
-            equal = 1
-            while equal < len(row.text) and equal <= index and self._tokens[index - equal] == row.text[-1 - equal]:
-                equal += 1
-            found = (equal, -abs(index + 1 - row.at), index + 1)
-            best = found if best is None else max(best, found)
-        return None if best is None else best[2]
+def _merged(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
+    """The tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
+    tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
+    for tail in tails:
+        at = 0
+        for token in tail:
+            if (at, token) not in known:
+                if len(tokens) == nodes:
+                    break
+                tokens.append(token)
+                parents.append(at)
+                known[at, token] = len(tokens)
+            at = known[at, token]
+    return tokens, parents
+
+
+def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:
+    """The place in a text after one more token, the last of `text`."""
+    if place.at < len(tokens) and tokens[place.at] == text[-1]:
+        return _Place(place.at + 1)
+    best: tuple[int, int, int] | None = None  # (tokens that are equal, -distance, index)
+    for index, token in enumerate(tokens):
+        if token != text[-1]:
+            continue
+        equal = 1
+        while equal < len(text) and equal <= index and tokens[index - equal] == text[-1 - equal]:
+            equal += 1
+        found = (equal, -abs(index + 1 - place.at), index + 1)
+        best = found if best is None else max(best, found)
+    # without one: as if one token was replaced by another
+    return _Place(place.at + 1, False) if best is None else _Place(best[2])

@@ -240,8 +240,6 @@ class Speculation:
         criteria = stop(stopping_criteria, generation_config, batch)
         text = Sequences(input_ids, criteria, results.processors, results.steps)
         rule = self._rule(name, generation_config, batch)
-        if name == "greedy":
-            inputs = {**inputs, **target.greedy_inputs(results.processors, input_ids.shape[1])}
         statistics = default_statistics() if options.statistics is None else options.statistics
         budget, shape = learned(statistics, target, drafter, options.num_speculative_tokens)
         keeps = target.keeps_cache(inputs, generation_config)

@@ -38,7 +38,6 @@ from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, 
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.nn.int8 import quantise_linears
 from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
-from mmdec.targets.attention import ALONE
 from mmdec.types import Drafter, InputError
 
 DEFAULT_MODEL = "whisper-phrasebook"
@@ -194,7 +193,6 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
     if dtype == torch.int8:
         model.to(device)  # type: ignore[arg-type] # transformers declares a str
         quantise_linears(model)
-        model.set_attn_implementation(ALONE)
     else:
         # transformers refuses to cast weights of bitsandbytes.
         with damaged(f"`model` must have weights in floating point, but those in '{directory}' are quantised"):

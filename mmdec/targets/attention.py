@@ -17,11 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from mmdec.ops.onednn import attention
 from mmdec.ops.tree_attention import TreeMask, tree_attention, with_sinks
 
 TREE_ATTENTION = "mmdec_tree"
-ALONE = "mmdec_alone"  # for models whose layers round their input
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
@@ -75,54 +73,5 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def attend_alone(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """Attention of a model whose layers round their input: query (B, H, Q, D) -> (B, Q, H, D).
-
-    A query's result has the same bits beside any other queries and rows. Matrix libraries sum in another order for
-    other shapes, and layers that round to integers make a whole step of such a last bit.
-    """
-    query = query * (query.shape[-1] ** -0.5 if options.get("scaling") is None else options["scaling"])
-    if getattr(module, "is_causal", False):
-        queries, keys = query.shape[2], key.shape[2]
-        if attention_mask is None and queries > 1:
-            hidden = torch.ones(queries, keys, dtype=torch.bool, device=query.device).triu(1 + keys - queries)
-            attention_mask = query.new_zeros(queries, keys).masked_fill_(hidden, -torch.inf)
-        out = over_past(query, key, value, attention_mask)
-    elif query.shape == key.shape:  # an encoder: always of one length, but for the number of rows
-        rows = zip(query.split(1), key.split(1), value.split(1), strict=True)
-        out = torch.cat([attention(*row) for row in rows])
-    else:
-        out = over_all(query, key, value)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def over_past(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention over a text, for `attend_alone`: in double precision, whose differences vanish when it is rounded.
-
-    query: (B, H, Q, D), scaled. key, value: (B, H, S, D). mask: additive, or None. Returns: (B, H, Q, D).
-    """
-    scores = torch.matmul(query.double(), key.transpose(2, 3).double())
-    if mask is not None:
-        scores += mask
-    return torch.matmul(scores.softmax(-1), value.double()).to(query.dtype)
-
-
-def over_all(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of all queries over all keys, for `attend_alone`: products of its own for each row's query.
-
-    query: (B, H, Q, D), scaled. key, value: (B, H, S, D). mask: None. Returns: (B, H, Q, D).
-    """
-    found = torch.empty_like(query)
-    for row in range(len(query)):
-        across, own = key[row].transpose(1, 2), value[row]
-        for place in range(query.shape[2]):
-            one = query[row, :, place : place + 1]  # (H, 1, D)
-            found[row, :, place : place + 1] = torch.matmul(torch.matmul(one, across).softmax(-1), own)
-    return found
-
-
-for _name, _attend in ((TREE_ATTENTION, attend), (ALONE, attend_alone)):
-    AttentionInterface.register(_name, _attend)
-    AttentionMaskInterface.register(_name, additive_mask)
+AttentionInterface.register(TREE_ATTENTION, attend)
+AttentionMaskInterface.register(TREE_ATTENTION, additive_mask)

@@ -22,8 +22,7 @@ from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, out
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
 SOURCE = "source_ids"  # the key under which `hold_back` passes the encoder's token ids to `prefill`
-GREEDY = "greedy_words"  # the key of what a greedy run asks of the scores (`HfTarget.greedy_inputs`)
-READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE, SOURCE, GREEDY}
+READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE, SOURCE}
 LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # they do not change a pass
 
 
@@ -86,7 +85,6 @@ class EncodedSession:
     reader: Any  # the target's own
     store: KVPool = field(init=False)  # made when the cache holds the prompt
     fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
-    greedy: Any = None  # what a greedy run asks of the scores; None: all of them are read
 
 
 class EncodedTarget(HfTarget, ABC):
@@ -153,7 +151,6 @@ class EncodedTarget(HfTarget, ABC):
         reader = self._reader(prompt, cache, needs.layers)
         encoded = encoder_output(prompt.encoded)
         session = EncodedSession(cache, encoded, prompt.encoder_mask, needs.layers, closed, rows, reader)
-        session.greedy = inputs.get(GREEDY)
         scores = self._begin(prompt, session)
         session.fast = self._fast(session)
         session.store = KVPool(cache, session.fast)

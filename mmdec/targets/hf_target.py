@@ -17,13 +17,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.alibi import TreeBias
-from mmdec.targets.attention import ALONE
 from mmdec.types import InputError, Needs, Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 N = TypeVar("N", bound=nn.Module)
-ATTENTION = ("sdpa", "eager", ALONE)  # of an encoder-decoder
+ATTENTION = ("sdpa", "eager")  # of an encoder-decoder
 # transformers' hooks from this module remain after hidden states were requested once; they do nothing
 RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
@@ -70,10 +69,6 @@ class HfTarget(Target, Protocol):
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs of `prefill`, from ids (B, P) and the other inputs that `generate` prepared."""
         ...
-
-    def greedy_inputs(self, processors: Sequence[object], columns: int) -> Mapping[str, Any]:
-        """More inputs of `prefill` for a greedy run. processors: all of the run's. columns: of its prompt."""
-        return {}
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Reasons why only transformers' own loop gives what a call asks for, as sentences without a full stop. inputs:

@@ -31,7 +31,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdec.nn.int8 import quantised
 from mmdec.ops.tree_attention import TreeMask
-from mmdec.targets.encoded import GREEDY, EncodedPrompt, EncodedSession, EncodedTarget
+from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import (
     model_name,
@@ -39,7 +39,7 @@ from mmdec.targets.hf_target import (
 from mmdec.targets.whisper_call import can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder, Piece
 from mmdec.targets.whisper_together import Together
-from mmdec.targets.whisper_vocabulary import alike, greedy_words, vocabulary_scores
+from mmdec.targets.whisper_vocabulary import vocabulary_scores
 from mmdec.types import CACHE, Context, Draft, Needs, Scores
 
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
@@ -97,8 +97,7 @@ class WhisperTarget(EncodedTarget):
             pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, session.cache))
         states: Tensor = drafts[0][0].reader.together(pieces)
         sizes = [piece.ids.shape[1] for piece in pieces]
-        greedy = alike([session.greedy for session, _ in drafts])
-        scores = vocabulary_scores(self.model.proj_out, states, greedy)
+        scores = vocabulary_scores(self.model.proj_out, states)
         parts = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
         for (session, _), size in zip(drafts, sizes, strict=True):
             session.rows.wait(size)
@@ -106,11 +105,6 @@ class WhisperTarget(EncodedTarget):
             Scores(logits, dict.fromkeys(session.layers, last))
             for (session, _), (logits, last) in zip(drafts, parts, strict=True)
         ]
-
-    def greedy_inputs(self, processors: Sequence[object], columns: int) -> Mapping[str, Any]:
-        """What a greedy run asks of the scores, if its processors are Whisper's own."""
-        words = greedy_words(processors, columns, self.vocab_size, self.device)
-        return {} if words is None else {GREEDY: words}
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:
@@ -144,7 +138,7 @@ class WhisperTarget(EncodedTarget):
     ) -> Scores:
         mask, layers = None if tree is None else tree.additive, session.layers
         out = self._decoder(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
-        logits = vocabulary_scores(self.model.proj_out, out.last_hidden_state, session.greedy)
+        logits = vocabulary_scores(self.model.proj_out, out.last_hidden_state)
         return Scores(logits, self._features(out, layers))
 
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:

@@ -107,7 +107,8 @@ class RememberingEncoder:
             stopwatch = Stopwatch(input_features.device)
             options |= {"output_attentions": False, "return_dict": True}
             encode = partial(self._encoded, input_features, attention_mask, options)
-            encoded = encode() if self._together is None else self._together.alone(encode)
+            apart = input_features.device.type == "cpu"
+            encoded = encode() if self._together is None else self._together.alone(encode, apart)
             self._last, self._states = input_features, cast(Tensor, encoded.last_hidden_state)
             self._on_pass(input_features, stopwatch.lap())
         else:

@@ -17,7 +17,6 @@ from transformers.activations import GELUActivation
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
 
 from mmdec.ops.onednn import attention, linear
-from mmdec.targets.attention import ALONE
 from mmdec.targets.hf_target import hooked, plain_linear
 
 FRAMES = 100  # frames of features in a second
@@ -54,14 +53,14 @@ def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
 
 
 def _stock(layer: nn.Module) -> bool:
-    """Whether a layer is transformers' own, without hooks, and attends by "sdpa" or, in 8 bits, `ALONE`."""
+    """Whether a layer is transformers' own, without hooks, and attends by "sdpa"."""
     if type(layer) is not WhisperEncoderLayer or layer.training or hooked(layer):
         return False
     own: Any = layer.self_attn
     if type(own) is not WhisperAttention or hooked(own):
         return False
     settings: Any = own.config
-    return settings._attn_implementation in ("sdpa", ALONE)
+    return settings._attn_implementation == "sdpa"
 
 
 def _through(layer: Any, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ operation; sums of a product may have another order.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, final
@@ -24,12 +24,13 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 
 from mmdec.nn.int8 import Int8Linear
 from mmdec.ops import onednn
-from mmdec.targets.attention import ALONE, over_all, over_past
+from mmdec.ops.half import HalfWeights, copies_of
 from mmdec.targets.hf_target import hooked, plain_linear
 from mmdec.types import CACHE
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 LARGE = 2**17  # minimum numbers of a weight whose product oneDNN computes: it sums in another order
+FEW = 6  # queries up to which the encoder's keys are the rows of their product
 Map = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
 
@@ -47,18 +48,19 @@ class FastDecoder(nn.Module):
         super().__init__()
         # a tuple, so that they are not registered as submodules
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
-        alone = decoder.config._attn_implementation == ALONE
-        self.layers_of = [_Layer(layer, alone) for layer in decoder.layers]
+        self.copies = copies_of(decoder)
+        halves = self.copies.made(partial(_halves, decoder)) or [{}] * len(decoder.layers)
+        self.layers_of = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
         self.norm = _direct(decoder.layer_norm)
         for name in HOOKS:
             self.__dict__[name] = decoder.__dict__[name]
 
     @staticmethod
     def fits(decoder: nn.Module) -> bool:
-        """Whether the decoder has only stock layers without hooks, and attends by "sdpa" or, in 8 bits, `ALONE`."""
+        """Whether the decoder has only stock layers without hooks, and attends by "sdpa"."""
         if type(decoder) is not WhisperDecoder or decoder.training:
             return False
-        if decoder.config._attn_implementation not in ("sdpa", ALONE):
+        if decoder.config._attn_implementation != "sdpa":
             return False
         layers: list[Any] = list(decoder.layers)
         if any(type(layer) is not WhisperDecoderLayer for layer in layers):
@@ -104,6 +106,7 @@ class FastDecoder(nn.Module):
 
         A run attends to its own cache. All else is one product for all columns, so that the weights are read once.
         """
+        self.copies.passes += 1
         tokens, positions = self.embeddings
         x = torch.cat([tokens(piece.ids) + positions(piece.ids, position_ids=piece.positions) for piece in pieces], 1)
         for index, layer in enumerate(self.layers_of):
@@ -135,22 +138,25 @@ class Piece:
 class _Layer:
     """The projections of one layer, looked up once."""
 
-    def __init__(self, layer: Any, alone: bool) -> None:
-        self.own = _Attention(layer.self_attn, over_past if alone else _stock)
-        self.memory = _Attention(layer.encoder_attn, over_all if alone else _stock, many=True)
+    def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
+        """half: the copies of this layer, see `_halves`."""
+        self.own = _Attention(layer.self_attn, _stock)
+        self.memory = _Attention(layer.encoder_attn, _across, many=True)
+        self.own.mixed, self.own.out = half.get("own"), half.get("own out", self.own.out)
+        self.memory.query, self.memory.out = half.get("query", self.memory.query), half.get("out", self.memory.out)
         self.own_norm, self.memory_norm = _direct(layer.self_attn_layer_norm), _direct(layer.encoder_attn_layer_norm)
-        self.norm, self.widen, self.narrow = _direct(layer.final_layer_norm), _direct(layer.fc1), _direct(layer.fc2)
-        self.activation: Map = layer.activation_fn
+        self.widen, self.narrow = (half.get(name, _direct(getattr(layer, name))) for name in ("fc1", "fc2"))
+        self.norm, self.activation = _direct(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
     def __call__(self, x: Tensor, index: int, pieces: Sequence[Piece]) -> Tensor:
         """Run the layer, which has this index, over x (B, N, H), the columns of all pieces behind each other."""
         sizes = [piece.ids.shape[1] for piece in pieces]
-        y = self.own_norm(x)
-        news = zip(pieces, *(part.split(sizes, 2) for part in self.own.pair(y)), strict=True)
-        pairs = [piece.own(index, keys, values) for piece, keys, values in news]
-        x = x + self.own(y, pairs, [piece.mask for piece in pieces], sizes)
-        pairs = [piece.memory(index) for piece in pieces]
-        x = x + self.memory(self.memory_norm(x), pairs, [None] * len(pieces), sizes)
+        queries, *news = self.own.trio(self.own_norm(x))
+        parts = zip(pieces, *(part.split(sizes, 2) for part in news), strict=True)
+        pairs = [piece.own(index, keys, values) for piece, keys, values in parts]
+        x = x + self.own(queries, pairs, [piece.mask for piece in pieces], sizes)
+        queries = self.memory.heads(self.memory.query(self.memory_norm(x)))
+        x = x + self.memory(queries, [piece.memory(index) for piece in pieces], [None] * len(pieces), sizes)
         return x + self.narrow(self.activation(self.widen(self.norm(x))))
 
 
@@ -159,26 +165,58 @@ class _Attention:
 
     def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
         """attend: queries, keys, values, mask -> the attention's output. many: keys and values are a window's."""
-        self.attend = attend
-        self.queries, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
+        self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
+        self.query, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
         self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
-        self.scaling, self.size = attention.scaling, attention.head_dim
+        self.mixed: Map | None = None  # queries, keys and values in one product
 
     def __call__(
-        self, x: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
+        self, queries: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
     ) -> Tensor:
-        queries = self._heads(self.queries(x) * self.scaling).split(sizes, 2)
-        outs = [self.attend(own, *pair, mask) for own, pair, mask in zip(queries, pairs, masks, strict=True)]
+        each = zip((queries * self.scaling).split(sizes, 2), pairs, masks, strict=True)
+        outs = [self.attend(own, *pair, mask) for own, pair, mask in each]
         out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
-        return self.out(out.transpose(1, 2).reshape(x.shape))
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def trio(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values of x (B, N, H), each (B, heads, N, D)."""
+        if self.mixed is None:
+            return self.heads(self.query(x)), *self.pair(x)
+        return self.mixed(x).unflatten(2, (3, -1, self.size)).permute(2, 0, 3, 1, 4).unbind()
 
     def pair(self, x: Tensor) -> Pair:
-        return self._heads(self.keys(x)), self._heads(self.values(x))
+        return self.heads(self.keys(x)), self.heads(self.values(x))
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor) -> Tensor:
         """(B, N, H) -> (B, heads, N, D)."""
-        batch, nodes, _ = x.shape
-        return x.view(batch, nodes, -1, self.size).transpose(1, 2)
+        return x.unflatten(2, (-1, self.size)).transpose(1, 2)
+
+
+def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
+    """Half-precision copies of each layer's weights; None if one of them is no half-precision number, or has hooks."""
+    found = list[dict[str, HalfWeights]]()
+    for layer in decoder.layers:
+        own, memory = layer.self_attn, layer.encoder_attn
+        parts = (own.q_proj, own.k_proj, own.v_proj)
+        single = {"own out": own.out_proj, "query": memory.q_proj, "out": memory.out_proj}
+        single |= {"fc1": layer.fc1, "fc2": layer.fc2}
+        if not all(map(plain_linear, (*parts, *single.values()))):
+            return None
+        biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
+        mixed = HalfWeights(torch.cat([part.weight for part in parts]), torch.cat(biases))
+        copies = {name: HalfWeights(module.weight, module.bias) for name, module in single.items()}
+        found.append({"own": mixed, **copies})
+        if not all(copy.exact for copy in found[-1].values()):
+            return None
+    return found
+
+
+def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention over the encoder's states. On a CPU, few queries are the columns of the product, which is faster."""
+    if queries.shape[2] > FEW or keys.numel() < LARGE or queries.device.type != "cpu":
+        return _stock(queries, keys, values, mask)
+    scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
+    return torch.matmul(scores.softmax(3), values)
 
 
 def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -4,13 +4,17 @@ Each job runs in a thread, but only one thread runs at a time: a job runs until 
 When all of them wait, the caller's thread computes their passes together, and lets each go on. A job that has ended
 makes room for the next at once. So a recording may be in its first window while another is decoded again at a higher
 temperature, and nothing has to be padded.
+
+With two threads and more, one of them runs the encoder for jobs that begin, beside the others' passes: the encoder
+computes, and the decoder's passes mostly read memory.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
 
@@ -35,11 +39,20 @@ class _Wish:
     several: Several
     part: Any
     shared: bool
+    apart: bool  # whether it may run in another thread beside passes
     inference: bool  # whether the job runs in inference mode
 
     def run(self, parts: Sequence[Any]) -> Sequence[Any]:
         with torch.inference_mode(self.inference), torch.no_grad():
             return self.several(parts)
+
+    def answer(self) -> tuple[Any, float]:
+        """The result of its own part, or the exception that this raised, and the seconds."""
+        stopwatch = Stopwatch()
+        try:
+            return self.run([self.part])[0], stopwatch.lap()
+        except Exception as error:
+            return error, stopwatch.lap()
 
 
 @final
@@ -48,6 +61,7 @@ class _Job(Generic[T]):
 
     def __init__(self, function: Callable[[], T], current: threading.local) -> None:
         self.wish: _Wish | None = None  # None: it has ended
+        self.later: Future[tuple[Any, float]] | None = None  # the answer that another thread computes
         self.result: T | None = None
         self._error: BaseException | None = None
         self._answer: tuple[Any, float] = None, 0.0  # or an exception, and the seconds
@@ -115,29 +129,46 @@ class Together:
         """width: jobs at a time."""
         self._width, self._current = width, threading.local()
 
-    def alone(self, function: Callable[[], T]) -> T:
-        """Called by a job: the result of a function, computed by the caller's thread."""
-        wish = _Wish(lambda parts: [part() for part in parts], function, False, torch.is_inference_mode_enabled())
-        return self._current.job.wait(wish)
+    def alone(self, function: Callable[[], T], apart: bool = False) -> T:
+        """Called by a job: the result of a function, computed by the caller's thread. apart: another may do it."""
+        inference = torch.is_inference_mode_enabled()
+        return self._current.job.wait(
+            _Wish(lambda parts: [part() for part in parts], function, False, apart, inference)
+        )
 
     def pass_of(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
         """Called by a job: the result of its part of a pass that other jobs share. several: computes the pass."""
-        return self._current.job.wait(_Wish(several, part, True, torch.is_inference_mode_enabled()))
+        return self._current.job.wait(_Wish(several, part, True, False, torch.is_inference_mode_enabled()))
 
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
         """Run jobs, and yield the number and the result of each as it ends. Jobs are taken when there is room.
 
         Raises: the exception of a job, after which the others are dropped.
         """
-        waiting, jobs = enumerate(functions), dict[int, _Job[T]]()
-        stopwatch = Stopwatch()
+        threads = torch.get_num_threads()
+        if threads == 1:
+            yield from self._run(enumerate(functions), None)
+            return
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
+            other.submit(int).result()  # its thread has changed those of threads that start later
+            torch.set_num_threads(threads - 1)
+            try:
+                yield from self._run(enumerate(functions), other)
+            finally:
+                torch.set_num_threads(threads)
+
+    def _run(
+        self, waiting: Iterator[tuple[int, Callable[[], T]]], other: ThreadPoolExecutor | None
+    ) -> Generator[tuple[int, T]]:
+        jobs = dict[int, _Job[T]]()
+        stopwatch, width = Stopwatch(), self._width + (other is not None)
         try:
             while True:
-                while len(jobs) < self._width and (following := next(waiting, None)) is not None:
+                while len(jobs) < width and (following := next(waiting, None)) is not None:
                     number, function = following
                     jobs[number] = _Job(function, self._current)
                     jobs[number].go_on()
-                    _serve(jobs[number], stopwatch)
+                    _serve(jobs[number], other)
                 ended = [number for number, job in jobs.items() if job.wish is None]
                 for number in ended:
                     job = jobs.pop(number)
@@ -147,24 +178,31 @@ class Together:
                     continue
                 if not jobs:
                     return
-                wishes = [job.wish for job in jobs.values() if job.wish is not None]
-                stopwatch.lap()
-                answers = wishes[0].run([wish.part for wish in wishes])
-                seconds = stopwatch.lap() / len(jobs)
-                for job, answer in zip([*jobs.values()], answers, strict=True):
-                    job.go_on(answer, seconds)
-                    _serve(job, stopwatch)
+                ready = [job for job in jobs.values() if job.later is None]
+                if ready:
+                    wishes = [job.wish for job in ready if job.wish is not None]
+                    stopwatch.lap()
+                    answers = wishes[0].run([wish.part for wish in wishes])
+                    seconds = stopwatch.lap() / len(ready)
+                    for job, answer in zip(ready, answers, strict=True):
+                        job.go_on(answer, seconds)
+                        _serve(job, other)
+                else:
+                    wait([job.later for job in jobs.values() if job.later is not None], return_when=FIRST_COMPLETED)
+                for job in jobs.values():
+                    if job.later is not None and job.later.done():
+                        answered, job.later = job.later.result(), None
+                        job.go_on(*answered)
+                        _serve(job, other)
         finally:
             for job in jobs.values():
                 job.drop()
 
 
-def _serve(job: _Job[Any], stopwatch: Stopwatch) -> None:
-    """Compute what a job wishes alone, until it wishes for a shared pass or ends."""
+def _serve(job: _Job[Any], other: ThreadPoolExecutor | None) -> None:
+    """Compute what a job wishes alone, until it wishes for a shared pass, for what the other thread does, or ends."""
     while (wish := job.wish) is not None and not wish.shared:
-        stopwatch.lap()
-        try:
-            answer = wish.run([wish.part])[0]
-        except Exception as error:
-            answer = error
-        job.go_on(answer, stopwatch.lap())
+        if wish.apart and other is not None:
+            job.later = other.submit(wish.answer)
+            return
+        job.go_on(*wish.answer())

@@ -8,6 +8,7 @@ one before, so that what did not change costs a pass or two of the decoder.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, BinaryIO, TypeVar, cast, final
@@ -39,7 +40,7 @@ from mmdec.pipelines.call import as_loaded, fitting
 from mmdec.pipelines.inputs import samples_of, whole_rate
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import in_batches
-from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest
+from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest, first_time
 from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter
 from mmdec.pipelines.transcription.transcript import Segment, Transcript, moved
 from mmdec.types import InputError
@@ -47,6 +48,8 @@ from mmdec.types import InputError
 HEAD = 12  # bytes by which a file is told from samples
 MARGIN = 5.0  # seconds that the encoder reads after the sound of provisional text; see docs/guide/transcribe.md
 CHAIN = 31  # tokens of the last text that are drafted at once
+TEXTS = 3  # of a window that are kept for drafts
+TIMES = 50  # timestamp tokens in a second
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 LOUDEST = 8.0  # times full scale; louder samples are refused
 Chunk = np.ndarray | Tensor | bytes
@@ -188,7 +191,7 @@ class LiveTranscriber:
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
         self._decoded: Window | None = None  # what was decoded last
         self._settled: Transcript | None = None  # its transcript, if it is what `transcribe` gives
-        self._last: list[int] = []  # the tokens of the last text
+        self._texts: list[list[int]] = []  # the tokens of the window's last texts, the newest first
 
     @property
     def seconds(self) -> float:
@@ -240,7 +243,7 @@ class LiveTranscriber:
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
         self._decoded = self._settled = None
-        self._last = []  # the next window has another text
+        self._texts = []  # the next window has another text
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
@@ -259,13 +262,25 @@ class LiveTranscriber:
 
     def _transcript(self, window: Window, request: TranscriptionRequest) -> Transcript:
         """What `transcribe` gives for a window."""
-        if self._last and self._decoding.drafter is not None:
-            drafting = replace(self._decoding, drafter=LastHypothesis(self._last), num_speculative_tokens=CHAIN)
+        if self._texts and self._texts[0] and self._decoding.drafter is not None:
+            last, *older = self._texts
+            drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
+            drafting = replace(self._decoding, drafter=drafter, num_speculative_tokens=CHAIN)
             request = replace(request, speculation=Speculation(drafting))
         with with_threads(self._threads, request.whisper.model), naming_options(StreamOptions.__annotations__):
             transcript = in_batches(request, {0: request.check(window.samples)}, 1)[0]
-        self._last = transcript.tokens
+        self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][:TEXTS]
         return transcript
+
+    def _ending(self, window: Window, request: TranscriptionRequest, last: int) -> list[int]:
+        """The tokens that a window's text is expected to end with. last: the last token of its last text."""
+        settings: Any = request.whisper.model.generation_config
+        ends: list[int] = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+        first = first_time(request.whisper.model)
+        if last < first:  # text without times
+            return ends[:1]
+        short = request is self._quick  # then a text ends with the second in which the sound ends
+        return [first + TIMES * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last, *ends[:1]]
 
 
 def piped(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.decode.tree import chains
-from mmdec.drafters.last_hypothesis import UNSURE, LastHypothesis
+from mmdec.drafters.last_hypothesis import OLDER, UNSURE, LastHypothesis
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.types import Context, Plan, Scores, Verdict
 from tests.conftest import RATE, buzz
@@ -24,8 +24,8 @@ PLAN = Plan(nodes=8, depth=8)
 class Run:
     """A run of one row, fed by hand."""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.drafter, one = LastHypothesis(tokens), torch.ones(1, 1, dtype=torch.long)
+    def __init__(self, tokens: list[int], *others: Any) -> None:
+        self.drafter, one = LastHypothesis(tokens, *others), torch.ones(1, 1, dtype=torch.long)
         self.memory = self.drafter.start(Context(one, one.bool(), one[None], one[0]))
 
     def told(self, *tokens: int) -> Run:
@@ -35,10 +35,10 @@ class Run:
         self.drafter.update(self.memory, chains(row[:, -1], [[]]), Scores(torch.zeros(1, 1, 4)), verdict)
         return self
 
-    def draft(self, plan: Plan = PLAN) -> list[int]:
+    def draft(self, plan: Plan = PLAN, chain: bool = True) -> list[int]:
         draft = self.drafter.propose(self.memory, torch.zeros(1, dtype=torch.long), plan)
         size = int(draft.size[0])
-        assert draft.parents[0, :size].tolist() == list(range(-1, size - 1))  # a chain
+        assert not chain or draft.parents[0, :size].tolist() == list(range(-1, size - 1))
         return draft.tokens[0, 1:size].tolist()
 
 
@@ -63,6 +63,23 @@ def test_of_several_places_that_of_the_longest_match_is_taken() -> None:
     twice = [1, 2, 3, 4, 5, 9, 2, 3, 7, 8]
     assert Run(twice).told(6, 2, 3).draft()[0] == 4  # both match two tokens: the nearer
     assert Run(twice).told(6, 9, 2, 3).draft() == [7, 8]
+
+
+def test_older_texts_and_the_expected_end_are_branches() -> None:
+    run = Run(OLD, [[5, 6, 40, 41, 42, 43, 44]], [90, 91])
+    run.told(5, 6)
+    draft = run.drafter.propose(run.memory, torch.zeros(1, dtype=torch.long), Plan(nodes=15, depth=15))
+    size = int(draft.size[0])
+    assert draft.tokens[0, 1:size].tolist() == [*OLD[2:], *[40, 41, 42, 43][:OLDER], 90, 91]
+    assert draft.parents[0, 10:size].tolist() == [0, 10, 11, 12, 0, 14]
+    assert run.told(40, 41).draft(Plan(nodes=20, depth=20), chain=False)[UNSURE:] == [42, 43, 44, 90, 91]
+    small = run.drafter.propose(run.memory, torch.zeros(1, dtype=torch.long), Plan(nodes=2, depth=1))
+    assert int(small.size[0]) == 3
+
+
+def test_a_branch_that_begins_as_another_shares_its_nodes() -> None:
+    run = Run(OLD, [[5, 6, 9]], OLD[:1])
+    assert run.draft(Plan(nodes=12, depth=3), chain=False) == [5, 6, 7, 9]
 
 
 def test_rows_that_end_leave_the_others_their_places() -> None:
@@ -101,7 +118,8 @@ def test_any_hypothesis_gives_the_same_text(
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(tokens)))
         tokens[at : at + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.integers(0, 300), max_size=2))
-    found = transcribe(whisper, sounds, LastHypothesis(tokens), num_speculative_tokens=31, **options)
+    drafter = LastHypothesis(tokens, wanted, wanted[0][-1:])
+    found = transcribe(whisper, sounds, drafter, num_speculative_tokens=31, **options)
     assert [one.tokens for one in found] == wanted
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
+from mmdec.ops.half import PAYS, HalfWeights, copies_of
 from mmdec.targets import whisper_decoder
 from mmdec.targets.cache import KVPool
 from mmdec.targets.whisper_decoder import FastDecoder
@@ -138,3 +139,32 @@ def test_recorders_of_hidden_states_do_not_stand_in_its_way() -> None:
     again, found = both(network, 1, 3)
     assert torch.equal(again, wanted)
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(("batch", "nodes"), [(1, 1), (1, 5), (2, 3), (1, 9)])
+@pytest.mark.parametrize("large", [1, whisper_decoder.LARGE])
+def test_half_precision_weights_are_read_so(
+    batch: int, nodes: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whisper_decoder, "LARGE", large)
+    network = whisper()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.copy_(weight.half())
+    wanted, _ = both(network, batch, nodes)
+    copies = copies_of(network.model.decoder)
+    copies.passes = PAYS
+    called: list[int] = []
+    product = HalfWeights.__call__
+    monkeypatch.setattr(HalfWeights, "__call__", lambda self, x: called.append(1) or product(self, x))
+    _, found = both(network, batch, nodes)
+    assert len(called) == (2 * 6 * len(network.model.decoder.layers) if copies.usable else 0)
+    assert torch.allclose(wanted, found, atol=1e-5)
+
+
+def test_weights_that_are_none_stay_in_float32() -> None:
+    network = whisper()
+    copies = copies_of(network.model.decoder)
+    copies.passes = PAYS
+    both(network, 1, 3)
+    assert not copies.usable

@@ -1,0 +1,67 @@
+"""Products with half-precision copies of weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mmdec.ops.half import PAYS, HalfWeights, copies_of
+
+
+def _kernel() -> bool:
+    try:
+        return HalfWeights(torch.zeros(16, 16)).exact
+    except RuntimeError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not _kernel(), reason="this CPU has no kernel for half-precision weights")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_it_is_the_float32_product(exact: bool, rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(300, 70, generator=generator) / 8
+    weight[:, ::9] *= 1e-5  # some are no normal half-precision numbers
+    weight = weight.half().float() if exact else weight
+    bias, x = torch.randn(300, generator=generator), torch.randn(2, rows, 70, generator=generator)
+    product = HalfWeights(weight, bias)
+    assert product.exact == exact
+    found, wanted = product(x).double(), x.double() @ weight.double().t() + bias.double()
+    size = x.double().abs() @ weight.double().abs().t()
+    assert ((found - wanted).abs() <= 70 * 2.0**-24 * size + 1e-6).all()
+
+
+def test_a_row_has_the_same_bits_beside_others() -> None:
+    weight, x = torch.randn(2000, 96).half().float(), torch.randn(9, 96)
+    product = HalfWeights(weight)
+    assert torch.equal(product(x), torch.cat([product(row) for row in x.split(1)]))
+
+
+def test_copies_are_made_when_they_pay_and_again_for_other_weights() -> None:
+    layer, made = nn.Linear(4, 4), list[int]()
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    copies = copies_of(layer)
+    assert copies.made(make) is None
+    copies.passes += PAYS
+    assert copies.made(make) == copies_of(layer).made(make) == 1
+    with torch.no_grad():
+        layer.weight.add_(1)
+    assert copies_of(layer).made(make) is None
+    assert copies_of(nn.Linear(4, 4, dtype=torch.bfloat16)).usable is False
+
+
+def test_without_a_kernel_there_is_no_copy() -> None:
+    def fails() -> None:
+        raise RuntimeError("no kernel")
+
+    copies = copies_of(nn.Linear(4, 4))
+    copies.passes = PAYS
+    assert copies.made(fails) is None
+    assert not copies.usable
