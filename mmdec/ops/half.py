@@ -9,16 +9,11 @@ thread, 51,865 words of 512 channels, 1 / 4 / 8 / 16 columns: 7.2 / 7.3 / 8.2 / 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast, final
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-PAYS = 64  # passes after which copies are made: it costs as much as 100 passes save
 SHIFT = 2.0**11  # what a number's first half leaves is smaller than the number by this
 
 
@@ -45,42 +40,3 @@ class HalfWeights:
         if self._rest is None:
             return product
         return product.add_(torch.ops.quantized.linear_dynamic_fp16(x, self._rest), alpha=1 / SHIFT)
-
-
-@final
-@dataclass
-class Copies:
-    """The half-precision copies of a module's weights, or how many passes it had without them."""
-
-    usable: bool  # whether changes of the weights can be seen, and a kernel may be there
-    state: list[tuple[int, int]]  # of the weights
-    passes: int = 0
-    _made: Any = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def made(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives, which is called once, after some passes; None before, or where it cannot be made."""
-        with self._lock:
-            if self.usable and self._made is None and self.passes >= PAYS:
-                try:
-                    self._made = make()
-                except RuntimeError:  # this CPU has no kernel
-                    self._made = None
-                self.usable = self._made is not None
-            return self._made
-
-
-_copies: WeakKeyDictionary[nn.Module, Copies] = WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def copies_of(module: nn.Module) -> Copies:
-    """The copies of a module's weights; new ones if these have changed."""
-    weights = list(module.parameters())
-    plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
-    state = [(one.data_ptr(), one._version) for one in weights] if plain else []
-    with _lock:
-        copies = _copies.get(module)
-        if copies is None or copies.state != state:
-            copies = _copies[module] = Copies(plain, state)
-        return copies

@@ -24,8 +24,9 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 
 from mmdec.nn.int8 import Int8Linear
 from mmdec.ops import onednn
-from mmdec.ops.half import HalfWeights, copies_of
+from mmdec.ops.half import HalfWeights
 from mmdec.targets.hf_target import hooked, plain_linear
+from mmdec.targets.whisper_vocabulary import copies_of
 from mmdec.types import CACHE
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")

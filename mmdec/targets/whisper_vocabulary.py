@@ -1,20 +1,67 @@
-"""Whisper's output layer on a CPU: the product with 51,865 words is the dearest of a small decoder's pass."""
+"""Whisper's output layer on a CPU, and the half-precision copies by which it and the decoder's layers are read.
+
+The product with 51,865 words is the dearest of a small decoder's pass.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 
-from mmdec.ops.half import HalfWeights, copies_of
+from mmdec.ops.half import HalfWeights
 from mmdec.ops.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
 LARGE = 2**14  # minimum number of tokens in a large vocabulary
+PAYS = 64  # passes after which copies are made: it costs as much as 100 passes save
 MOST = 32  # columns for which the layer's half-precision copy is used
+
+
+@final
+@dataclass
+class Copies:
+    """The half-precision copies of a module's weights, or how many passes it had without them."""
+
+    usable: bool  # whether changes of the weights can be seen, and a kernel may be there
+    state: list[tuple[int, int]]  # of the weights
+    passes: int = 0
+    _made: Any = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def made(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives, which is called once, after some passes; None before, or where it cannot be made."""
+        with self._lock:
+            if self.usable and self._made is None and self.passes >= PAYS:
+                try:
+                    self._made = make()
+                except RuntimeError:  # this CPU has no kernel
+                    self._made = None
+                self.usable = self._made is not None
+            return self._made
+
+
+_copies: WeakKeyDictionary[nn.Module, Copies] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def copies_of(module: nn.Module) -> Copies:
+    """The copies of a module's weights; new ones if these have changed."""
+    weights = list(module.parameters())
+    plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
+    state = [(one.data_ptr(), one._version) for one in weights] if plain else []
+    with _lock:
+        copies = _copies.get(module)
+        if copies is None or copies.state != state:
+            copies = _copies[module] = Copies(plain, state)
+        return copies
 
 
 def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:

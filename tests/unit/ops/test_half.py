@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from mmdec.ops.half import PAYS, HalfWeights, copies_of
+from mmdec.ops.half import HalfWeights
 
 
 def _kernel() -> bool:
@@ -38,30 +37,3 @@ def test_a_row_has_the_same_bits_beside_others() -> None:
     weight, x = torch.randn(2000, 96).half().float(), torch.randn(9, 96)
     product = HalfWeights(weight)
     assert torch.equal(product(x), torch.cat([product(row) for row in x.split(1)]))
-
-
-def test_copies_are_made_when_they_pay_and_again_for_other_weights() -> None:
-    layer, made = nn.Linear(4, 4), list[int]()
-
-    def make() -> int:
-        made.append(1)
-        return len(made)
-
-    copies = copies_of(layer)
-    assert copies.made(make) is None
-    copies.passes += PAYS
-    assert copies.made(make) == copies_of(layer).made(make) == 1
-    with torch.no_grad():
-        layer.weight.add_(1)
-    assert copies_of(layer).made(make) is None
-    assert copies_of(nn.Linear(4, 4, dtype=torch.bfloat16)).usable is False
-
-
-def test_without_a_kernel_there_is_no_copy() -> None:
-    def fails() -> None:
-        raise RuntimeError("no kernel")
-
-    copies = copies_of(nn.Linear(4, 4))
-    copies.passes = PAYS
-    assert copies.made(fails) is None
-    assert not copies.usable

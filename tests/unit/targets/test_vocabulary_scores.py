@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmdec.ops.half import PAYS, copies_of
-from mmdec.targets.whisper_vocabulary import LARGE, vocabulary_scores
+from mmdec.targets.whisper_vocabulary import LARGE, PAYS, copies_of, vocabulary_scores
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (2, 2), (1, 8), (3, 3), (1, 10), (1, 11), (4, 8)], ids=str)
@@ -35,3 +34,30 @@ def test_what_is_not_a_plain_output_layer_is_called() -> None:
     assert torch.equal(vocabulary_scores(hooked, states), hooked(states))
     assert heard == [1, 1]
     assert torch.equal(vocabulary_scores(biased, states), biased(states))
+
+
+def test_copies_are_made_when_they_pay_and_again_for_other_weights() -> None:
+    layer, made = nn.Linear(4, 4), list[int]()
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    copies = copies_of(layer)
+    assert copies.made(make) is None
+    copies.passes += PAYS
+    assert copies.made(make) == copies_of(layer).made(make) == 1
+    with torch.no_grad():
+        layer.weight.add_(1)
+    assert copies_of(layer).made(make) is None
+    assert copies_of(nn.Linear(4, 4, dtype=torch.bfloat16)).usable is False
+
+
+def test_without_a_kernel_there_is_no_copy() -> None:
+    def fails() -> None:
+        raise RuntimeError("no kernel")
+
+    copies = copies_of(nn.Linear(4, 4))
+    copies.passes = PAYS
+    assert copies.made(fails) is None
+    assert not copies.usable

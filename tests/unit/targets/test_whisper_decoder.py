@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmdec.ops.half import PAYS, HalfWeights, copies_of
+from mmdec.ops.half import HalfWeights
 from mmdec.targets import whisper_decoder
 from mmdec.targets.cache import KVPool
 from mmdec.targets.whisper_decoder import FastDecoder
+from mmdec.targets.whisper_vocabulary import PAYS, copies_of
 from mmdec.types import CACHE
 from tests.support.tiny_whisper import FRAMES, whisper
 
