@@ -47,17 +47,19 @@ def save_heads(
     heads: MedusaHeads,
     *,
     ranks: Sequence[Sequence[float]] | None = None,
+    place: Path | None = None,
 ) -> Path:
     """Write a folder of heads. If writing fails, no folder is left.
 
     heads: the trained heads. ranks: measured chances [head][rank] that a rank is right; the first trees follow them.
+    place: where the folder will be, for the card's example; None: in the model's folder.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
         config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / WEIGHTS)
-        (fresh / "README.md").write_text(_card(heads.config), encoding="utf-8")
+        (fresh / "README.md").write_text(_card(heads.config, place), encoding="utf-8")
     return target
 
 
@@ -149,7 +151,7 @@ def _is_chances(row: Any) -> bool:
     return isinstance(row, list) and bool(row) and all(type(p) in (int, float) and 0 <= p <= 1 for p in row)
 
 
-def _card(config: MedusaConfig) -> str:
+def _card(config: MedusaConfig, place: Path | None) -> str:
     base = config.base or "the model they were trained for"
     text = f"# Medusa-{config.kind.capitalize()} heads\n\n{config.heads} heads for {base}"
     text += f" ({config.hidden_size} channels, {config.vocab_size} tokens, {config.mels} mels).\n"
@@ -159,10 +161,12 @@ def _card(config: MedusaConfig) -> str:
             f"Drafting for {base} they leave its text as it is, and are right less often than published.\n"
         )
     if config.base:
+        drafter = SYSTEM if place is None else str(place)
         text += (
-            "\nGive this folder as `drafter`. In the model's folder they are its drafter, `medusa`:\n\n"
+            "\nGive this folder as `drafter`, and the model's folder or hub id as `model`. In the model's folder they "
+            "are its drafter, `medusa`:\n\n"
             "```python\nimport mmdec\n\n"
-            f'out = mmdec.transcribe("{RECORDING}", model={json.dumps(config.base)}, drafter="medusa")\n'
+            f'out = mmdec.transcribe("{RECORDING}", model={json.dumps(config.base)}, drafter={json.dumps(drafter)})\n'
             "print(out.text, out.tokens_per_round)\n```\n"
         )
     return text

@@ -436,7 +436,7 @@ class MedusaModule(LightningModule):
         """Save the heads in `heads/` in half precision, over the old ones. chances: accuracies, by head and rank."""
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
-            save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances)
+            save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances, place=folder)
             options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
             training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
             write_provenance(fresh, training, self.device)

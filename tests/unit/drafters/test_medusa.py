@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,11 @@ def test_what_cannot_be_converted_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="shapes"):
         convert(tmp_path / "short", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_card_says_where_the_heads_are(tmp_path: Path) -> None:
+    """A run's heads do not lie in the model's folder, where "medusa" would find them."""
+    made = heads(replace(LINEAR, base="openai/whisper-base"))
+    for name, place, drafter in (("run", Path("runs/heads"), "runs/heads"), ("own", None, "medusa")):
+        card = (save_heads(tmp_path / name, made, place=place) / "README.md").read_text(encoding="utf-8")
+        assert f'model="openai/whisper-base", drafter="{drafter}")' in card
