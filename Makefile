@@ -24,7 +24,7 @@ endif
 REAL = $(foreach config,$(wildcard $(MODELS)/*/config.json),$(if $(shell grep -l '"model_type": "whisper"' $(config)),$(patsubst %/config.json,%,$(config))))
 SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 
-.PHONY: help translate test test-all peers authors fairseq2 onnx check bench real real-tables corpus train demo site wheel clean
+.PHONY: help translate test test-all peers authors fairseq2 check bench real real-tables corpus train demo site wheel clean
 PEERS ?= .venv-peers
 AUTHORS ?= .venv-authors
 FAIRSEQ2 ?= .venv-fairseq2
@@ -56,10 +56,6 @@ authors: .venv-dev/ready  ## DASpeech's own code beside the converted one: DASPE
 
 fairseq2: $(FAIRSEQ2)/ready  ## fairseq2's encoder and data pipeline beside ours, in an environment of its own, FAIRSEQ2=.venv-fairseq2
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(FAIRSEQ2)/bin/python -m pytest -q --noconftest -p no:cacheprovider -W default -o addopts= tests/peers/test_fairseq2.py
-
-onnx: .venv-dev/ready  ## a translator as ONNX beside its networks: adds onnx, onnxscript and onnxruntime to .venv-dev
-	$(DEV)/python -m pip install --quiet --editable '.[onnx]'
-	OMP_NUM_THREADS=1 $(DEV)/python -m pytest -q --noconftest -p no:cacheprovider -W default tests/peers/test_onnx.py
 
 check: .venv-dev/ready  ## style, types, layers
 	$(DEV)/ruff check .

@@ -1,4 +1,4 @@
-"""A translator's encoder and graph as ONNX beside the networks that they were written from: `make onnx`."""
+"""A translator's encoder and graph as ONNX beside the networks that they were written from."""
 
 from __future__ import annotations
 
