@@ -1,7 +1,7 @@
-"""Weights in few bits as people have them, and LoRA: drafted texts are the same model's own.
+"""Weights in few bits as people have them, LoRA, and layers on disk: drafted texts are the same model's own.
 
-GPTQ's and AWQ's layers are unpacked here as they are published; gptqmodel, bitsandbytes and PEFT are tried where
-installed.
+GPTQ's and AWQ's layers are unpacked here as they are published; gptqmodel, bitsandbytes, PEFT and accelerate
+are tried where installed.
 """
 
 from __future__ import annotations
@@ -197,3 +197,16 @@ def test_a_peft_model() -> None:
     check(base, True)
     with pytest.raises(InputError, match=r"of a PeftModel give `get_base_model\(\)`"):
         mmdec.generate(model, inputs, **OPTIONS)
+
+
+def test_a_device_map(tmp_path: Path) -> None:
+    """A layer that lies on disk between its passes."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    llama().save_pretrained(tmp_path)
+    parts = ("embed_tokens", "layers.0", "norm", "rotary_emb")
+    places = {**{f"model.{part}": "cpu" for part in parts}, "model.layers.1": "disk", "lm_head": "cpu"}
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, device_map=places, offload_folder=tmp_path / "disk", dtype=torch.float32
+    ).eval()
+    assert any(weight.device.type == "meta" for weight in model.parameters())
+    check(model, True)
