@@ -1,4 +1,4 @@
-r"""Times recordings of mixed length side by side against one after another, in processor seconds.
+r"""Times recordings of mixed length side by side against one after another, in processor seconds and by the wall clock.
 
 python -m mmdec.evaluation.bench.batched_transcription FOLDER --model MODEL --language en --count 100
 
@@ -55,24 +55,27 @@ def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
 
 
 def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Processor seconds of all recordings and, by block, how many times faster they are side by side.
+    """Seconds of all recordings and, by block, how many times faster they are side by side.
 
     options: for `transcribe`. Raises MmdecError if tokens differ.
     """
-    ratios, seconds, windows = list[float](), {"one after another": 0.0, "side by side": 0.0}, 0
-    encoder, stopwatch = 0.0, Stopwatch()
+    ratios, walls, windows, encoder, stopwatch = list[float](), list[float](), 0, 0.0, Stopwatch()
+    seconds, wall = ({"one after another": 0.0, "side by side": 0.0} for _ in range(2))
     for at in range(0, len(recordings), BLOCK):
         cut = pieces(recordings[at : at + BLOCK])
-        start = stopwatch.process()
+        start, _ = stopwatch.process(), stopwatch.lap()
         single = transcribe(cut, sample_rate=SAMPLE_RATE, batch_size=1, **options)
-        middle = stopwatch.process()
+        middle, alone = stopwatch.process(), stopwatch.lap()
         shared = transcribe(cut, sample_rate=SAMPLE_RATE, batch_size=SIDE, cut_at_pauses=True, **options)
-        end = stopwatch.process()
+        end, together = stopwatch.process(), stopwatch.lap()
         if [one.tokens for one in single] != [one.tokens for one in shared]:
             raise MmdecError(f"Tokens of recordings {at} to {at + BLOCK} differ side by side. Report this as a bug.")
         seconds["one after another"] += middle - start
         seconds["side by side"] += end - middle
+        wall["one after another"] += alone
+        wall["side by side"] += together
         ratios.append((middle - start) / (end - middle))
+        walls.append(alone / together)
         total = sum(one.timings["total"] for one in single)
         encoder += (middle - start) * sum(one.timings["encoder"] for one in single) / total
         windows += sum(one.windows for one in single)
@@ -83,6 +86,9 @@ def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[st
         "processor seconds": {**seconds, "encoder of one after another": encoder},
         "times faster": seconds["one after another"] / seconds["side by side"],
         "by block": {"median": median(ratios), "least": min(ratios), "most": max(ratios)},
+        "wall seconds": wall,
+        "times faster, wall clock": wall["one after another"] / wall["side by side"],
+        "by block, wall clock": {"median": median(walls), "least": min(walls), "most": max(walls)},
     }
 
 
@@ -94,8 +100,9 @@ def main() -> None:
     parser.add_argument("--language", help="default: detected")
     parser.add_argument("--count", type=int, default=100, help="recordings to cut")
     parser.add_argument("--dtype", default="float32", help="float32 or int8")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     sounds = [load_audio(path) for path in sorted(options.folder.rglob("*")) if path.suffix in SOUNDS]
     whisper = load_whisper(options.model, "cpu", getattr(torch, options.dtype))
     spoken: dict[str, Any] = {"model": whisper, "language": options.language}
