@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -79,9 +79,9 @@ class Memory:
 class SmallModel:
     """Drafts with a small model, whose own cache holds the accepted text.
 
-    A small model that reads text only does not see the columns of a picture: its positions count without them. It
-    drafts nothing beyond its positions, after a token outside its vocabulary, or if it cannot read the images or the
-    sound. (`transcribe` passes the sound on; `model.generate` has encoded it before the loop begins.)
+    It does not see the columns of pictures or sound that it cannot read: its positions count without them. It drafts
+    nothing beyond its positions, after a token outside its vocabulary, or if it needs an encoder's states and has none.
+    (`transcribe` passes the sound on; `model.generate` has encoded it before the loop begins.)
     """
 
     def __init__(
@@ -137,15 +137,23 @@ class SmallModel:
 
     def start(self, context: Context) -> Memory:
         """Run the small model over the prompt. If the prompt is too long for it, it drafts nothing in this run."""
-        mask = context.mask
-        if context.pictures is not None and not self._images:
-            mask = mask & ~context.pictures
-        lengths = mask.sum(1).tolist()
-        silent, tokens = Memory(None, [[] for _ in lengths]), context.tokens.masked_fill(~mask, 0)
+        if self._images:
+            try:
+                memory = self._started(context, context.mask, context.images or {})
+            except InputError:  # the images were not passed on, do not cover the text's placeholders, or are sound
+                memory = None
+            if memory is not None:
+                return memory
+        blind = context.mask if context.pictures is None else context.mask & ~context.pictures
+        return self._started(context, blind, {}) or Memory(None, [[] for _ in context.tokens])
+
+    def _started(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> Memory | None:
+        """Read the tokens under `mask` (B, P); None if it cannot."""
+        lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
         too_long = self._positions is not None and max(lengths) > self._positions
         if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
-            return silent
-        inputs: dict[str, Any] = {"input_ids": tokens}
+            return None
+        inputs: dict[str, Any] = {"input_ids": tokens, **images}
         if context.memory is None:
             inputs["attention_mask"] = mask.long()
         else:
@@ -153,16 +161,9 @@ class SmallModel:
             if context.memory.shape[-1] != self._model.hidden_size:
                 states = self._encode(context.sound) if self._encode and context.sound is not None else None
             if states is None:
-                return silent  # the sound is not known here, or has other features
+                return None  # the sound is not known here, or has other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
-        try:
-            session, _, _, _ = self._model.prefill(
-                inputs | dict(context.images or {}) if self._images else inputs, Needs()
-            )
-        except InputError:
-            if not self._images:
-                raise
-            return silent  # the images were not passed on, or do not cover the text's placeholders
+        session, _, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
         memory = Memory(session, [[] for _ in range(rows)], roots=[length - 1 for length in lengths])
         self._commit(memory, [[0] for _ in range(rows)])

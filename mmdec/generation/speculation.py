@@ -272,31 +272,37 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
     if main not in named or not all(isinstance(name, str) for name in named):
         listed = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
         raise InputError(f"`inputs` must hold `{main}`, but holds {listed}. Give ids or a tokenizer's output.")
+    if named.get("decoder_input_ids") is not None:
+        _check_ids(model, "decoder_input_ids", named["decoder_input_ids"])
     if main != "input_ids":
         sound = named[main]
         if not isinstance(sound, Tensor) or not sound.is_floating_point() or sound.ndim < 2 or 0 in sound.shape:
             fault = f"is {sound.dtype} {tuple(sound.shape)}" if isinstance(sound, Tensor) else f"is {show(sound)}"
             raise InputError(f"`{main}` must hold the sound of a batch, but {fault}. Pass the processor's own output.")
         return cast(dict[str, Any], named)
-    ids = named["input_ids"]
+    _check_ids(model, "input_ids", named["input_ids"])
+    return cast(dict[str, Any], named)
+
+
+def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
+    """Raise InputError for token ids that the model cannot read. name: the argument that holds them."""
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
         raise InputError(
-            f'`input_ids` must be a tensor of whole numbers, but {fault}. Pass return_tensors="pt" to the tokenizer.'
+            f'`{name}` must be a tensor of whole numbers, but {fault}. Pass return_tensors="pt" to the tokenizer.'
         )
     if ids.ndim != 2 or 0 in ids.shape:
         shape = tuple(ids.shape)
-        raise InputError(f"`input_ids` must be (B, P) with at least one token a row, but is {shape}. Add a BOS token.")
+        raise InputError(f"`{name}` must be (B, P) with at least one token a row, but is {shape}. Add a BOS token.")
     if ids.device.type != model.device.type:
-        raise InputError(f"`input_ids` must be on the model's {model.device}, but is on {ids.device}. Move it there.")
+        raise InputError(f"`{name}` must be on the model's {model.device}, but is on {ids.device}. Move it there.")
     tokens = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     low, high = (int(end) for end in ids.aminmax())
     if not 0 <= low <= high < tokens:
         raise InputError(
-            f"`input_ids` must lie from 0 to {tokens - 1}, the model's tokens, but go from {low} to {high}. Use the "
+            f"`{name}` must lie from 0 to {tokens - 1}, the model's tokens, but go from {low} to {high}. Use the "
             "model's own tokenizer."
         )
-    return cast(dict[str, Any], named)
 
 
 def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:

@@ -5,14 +5,18 @@ A model's folder is as transformers writes it; pickles, remote code and adapters
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from mmdec.audio import SAMPLE_RATE
@@ -26,6 +30,7 @@ from mmdec.types import InputError
 
 FAMILIES = HEARING.split()
 ADAPTER = "adapter_config.json"
+REQUEST = "Transcribe the speech."  # to a model whose processor writes none
 VOXTRAL = "Voxtral"  # whose tokenizer is its makers' package
 
 
@@ -68,6 +73,92 @@ class LoadedAudioLm:
         if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor pads to one window, and cuts
             return float(self.extractor.chunk_length)
         return getattr(self.processor, "max_audio_len", None)
+
+    @property
+    def requests(self) -> Mapping[str, Any]:
+        """The arguments of the processor's own request to transcribe; none if it has no such request."""
+        call = getattr(self.processor, "apply_transcription_request", None)
+        return {} if call is None else inspect.signature(call).parameters
+
+    @property
+    def written(self) -> bool:
+        """Whether the processor's request can be had as text. Voxtral's cannot."""
+        return "tokenize" in self.requests
+
+    def check(self, samples: Tensor) -> Tensor:
+        """Raise InputError if samples (T,) are more than the processor reads."""
+        most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
+        if most is not None and seconds > most:
+            raise InputError(
+                f"`audio` must last at most {most:g} seconds for {type(self.model).__name__}, but lasts {seconds:.1f}. "
+                "Cut it."
+            )
+        return samples
+
+    def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
+        """The text of each recording's prompt, with one placeholder for its sound. named: the processor's argument with
+        their languages, if there are any."""
+        processor: Any = self.processor
+        asked, mark = prompt or REQUEST, processor.audio_token
+        if self.written:
+            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # what it sounds like does not matter to the text
+            request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
+            tries: list[Callable[[], list[str]]] = [request]
+        else:  # some templates take text alone
+            content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
+            messages = [[{"role": "user", "content": each}] for each in content]
+            write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
+            tries = [lambda each=each: [write(each)] * count for each in messages]
+        why = ""
+        for attempt in tries:
+            try:
+                texts = attempt()
+            except Exception as error:  # whatever a template raises
+                why = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+                continue
+            if all(text.count(mark) == 1 for text in texts) and (self.written or asked in texts[0]):
+                return texts
+            why = f"writes {texts[0].count(mark)} {mark!r}"
+        raise InputError(
+            f"`model` must place a recording and the request in its text, but its chat template {why}. Mend "
+            "`processor.chat_template`."
+        )
+
+    def inputs(
+        self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
+    ) -> dict[str, Any]:
+        """The inputs of `generate` that ask for recordings (T,) as text, padded on the left.
+
+        prompt: the request; None: the family's own. languages: of each recording; None: the model hears them.
+        Raises: InputError if the processor refuses a recording.
+        """
+        processor: Any = self.processor
+        sounds, begin = [samples.numpy() for samples in recordings], self.tokenizer.bos_token
+        named = {} if languages is None else {"language": [*languages]}
+        whole = bool(self.requests) and not self.written
+        texts = [""] if whole else self._texts(prompt, named, len(sounds))
+        padded = {
+            "padding": True,
+            "padding_side": "left",
+            "add_special_tokens": not (begin and texts[0].startswith(begin)),
+        }
+        rate = {"sampling_rate": SAMPLE_RATE}
+        try:
+            if whole:
+                given = {"model_id": "", "format": ["wav"] * len(sounds), **rate, **named}
+                made = processor.apply_transcription_request(sounds, **given)
+            else:
+                kinds = {"text_kwargs": padded, "audio_kwargs": rate}
+                made = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
+        except (MemoryError, InputError):
+            raise
+        except Exception as error:  # processors raise various errors
+            raise InputError(
+                f"`audio` must be what {type(processor).__name__} takes, but it refuses "
+                f"{', '.join(f'{len(samples) / SAMPLE_RATE:.2f} s' for samples in recordings)} "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Cut or lengthen the sound."
+            ) from error
+        return dict(made.to(self.model.device, self.model.dtype))
 
 
 _models = LoadedModels[LoadedAudioLm]()

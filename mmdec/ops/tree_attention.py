@@ -144,7 +144,7 @@ def tree_attention(
         each = sinks.view(1, k.shape[1], group, 1).expand(-1, -1, -1, nodes).reshape(1, k.shape[1], group * nodes, 1)
         k, v, mask = with_sinks(k, v, mask, each.expand(batch, -1, -1, -1))
     out = scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, heads, nodes, v.shape[-1])
+    return out.reshape(len(out), heads, nodes, v.shape[-1])  # a row of queries may attend to each of several rows
 
 
 def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

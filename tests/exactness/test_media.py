@@ -179,3 +179,14 @@ def test_what_does_not_fit_is_refused() -> None:
     cache = copy.deepcopy(inputs)
     with pytest.raises(InputError, match="num_beams"):
         model.generate(**cache, num_beams=2, max_new_tokens=3, custom_generate=plug)
+
+
+@pytest.mark.parametrize("kind", ["Gemma3", "InternVL"])
+@pytest.mark.parametrize("family", ["AudioFlamingo3", "Qwen2Audio"])
+def test_a_small_model_that_sees_drafts_for_one_that_hears(family: str, kind: str) -> None:
+    """It cannot hear, so that it reads the text alone."""
+    model, inputs = media_model(family + FOR), media_inputs(media_model(family + FOR), [2, 1, 0, 1])
+    options: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": ENDS, "do_sample": False, "suppress_tokens": HELD}
+    found = mmdec.generate(model, inputs, media_model(kind + FOR), num_speculative_tokens=4, **options)
+    assert torch.equal(found.sequences, model.generate(**inputs, **options))
+    assert found.tokens_per_round > 1  # some of its drafts are right

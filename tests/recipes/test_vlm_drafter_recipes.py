@@ -38,7 +38,8 @@ SMALL = {
     "eagle3": {"intermediate_size": 16, "draft_vocab_size": 40},
     "dflash": {"intermediate_size": 16, "num_hidden_layers": 2, "block_size": 4},
 }
-LARGE = [*sorted(RECIPES.glob("mix665k/*.yaml")), *sorted(RECIPES.glob("ultrachat/*.yaml"))]
+FOLDERS = ("librispeech", "mix665k", "ultrachat")
+LARGE = [path for folder in FOLDERS for path in sorted((RECIPES / folder).glob("*.yaml"))]
 pytestmark = [
     *LIGHTNING,
     pytest.mark.usefixtures("workplace"),

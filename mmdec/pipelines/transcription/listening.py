@@ -6,11 +6,9 @@ These models have no windows, timestamps, tasks or fallback: options of Whisper 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -29,7 +27,6 @@ from mmdec.pipelines.transcription.transcript import Transcript
 from mmdec.targets.whisper import LANGUAGE_CODES
 from mmdec.types import InputError
 
-REQUEST = "Transcribe the speech."  # to a model whose processor writes none
 RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
     "assistant_model": "drafter",
     "attention_mask": "audio",
@@ -102,10 +99,9 @@ class ListeningRequest:
                 f"`temperature` must be one number for {name}, but is {show(temperature)}. Leave it out for greedy "
                 "decoding."
             )
-        processor = _processor(heard)
-        if spoken.prompt is not None and _requests(processor) and not _written(processor):
+        if spoken.prompt is not None and heard.requests and not heard.written:
             raise InputError(f"`prompt` must be None for {name}, but is {show(spoken.prompt)}. Leave it out.")
-        prompt, mark = spoken.prompt, processor.audio_token
+        prompt, mark = spoken.prompt, cast(Any, heard.processor).audio_token
         if prompt is not None and (not isinstance(prompt, str) or mark in prompt):
             raise InputError(f"`prompt` must be text without {mark!r}, but is {show(prompt)}. Leave it out for none.")
         check_reserved({key: value for key, value in options.items() if value is not None}, RESERVED, "mmdec.generate")
@@ -115,87 +111,18 @@ class ListeningRequest:
         return cls(heard, speculation, options, prompt if prompt and prompt.strip() else None, languages, calibrations)
 
     def check(self, samples: Tensor) -> Tensor:
-        """Raise InputError if samples (T,) are more than the processor reads."""
-        most, seconds = self.heard.most_seconds, len(samples) / SAMPLE_RATE
-        if most is not None and seconds > most:
-            raise InputError(
-                f"`audio` must last at most {most:g} seconds for {type(self.heard.model).__name__}, but lasts "
-                f"{seconds:.1f}. Cut it."
-            )
-        return samples
-
-    def texts(self, indices: Sequence[int]) -> list[str]:
-        """The text of each recording's prompt, with one placeholder for its sound."""
-        processor = _processor(self.heard)
-        asked, mark = self.prompt or REQUEST, processor.audio_token
-        if _written(processor):
-            tries = [lambda: self._requests(indices)]
-        else:  # some templates take text alone
-            content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
-            messages = [[{"role": "user", "content": each}] for each in content]
-            write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
-            tries = [lambda each=each: [write(each)] * len(indices) for each in messages]
-        why = ""
-        for attempt in tries:
-            try:
-                texts = attempt()
-            except Exception as error:  # whatever a template raises
-                why = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-                continue
-            if all(text.count(mark) == 1 for text in texts) and (_written(processor) or asked in texts[0]):
-                return texts
-            why = f"writes {texts[0].count(mark)} {mark!r}"
-        raise InputError(
-            f"`model` must place a recording and the request in its text, but its chat template {why}. Mend "
-            "`processor.chat_template`."
-        )
-
-    def _requests(self, indices: Sequence[int]) -> list[str]:
-        """The requests that the family's processor writes."""
-        nothing = torch.zeros(SAMPLE_RATE).numpy()  # what it sounds like does not matter to the text
-        given = {"prompt": self.prompt, "tokenize": False, **self._named(indices)}
-        return _processor(self.heard).apply_transcription_request([nothing] * len(indices), **given)
-
-    def _named(self, indices: Sequence[int]) -> dict[str, Any]:
-        """The recordings' languages, as the processor's argument, if there are any."""
-        if self.languages is None:
-            return {}
-        return {"language": [self.language(index) for index in indices]}
+        """See `LoadedAudioLm.check`."""
+        return self.heard.check(samples)
 
     def language(self, index: int) -> str | None:
         """The language that was given for a recording."""
         languages = self.languages
         return languages if languages is None or isinstance(languages, str) else languages[index]
 
-    def inputs(self, indices: Sequence[int], recordings: Sequence[Tensor]) -> dict[str, Any]:
-        """The inputs of `generate` for a batch of recordings (T,), padded on the left. indices: their positions in the
-        call."""
-        processor, model = _processor(self.heard), self.heard.model
-        sounds, begin = [samples.numpy() for samples in recordings], self.heard.tokenizer.bos_token
-        whole = _requests(processor) and not _written(processor)
-        texts = [""] if whole else self.texts(indices)
-        padded = {
-            "padding": True,
-            "padding_side": "left",
-            "add_special_tokens": not (begin and texts[0].startswith(begin)),
-        }
-        rate = {"sampling_rate": SAMPLE_RATE}
-        try:
-            if whole:
-                given = {"model_id": "", "format": ["wav"] * len(sounds), **rate, **self._named(indices)}
-                made = processor.apply_transcription_request(sounds, **given)
-            else:
-                kinds = {"text_kwargs": padded, "audio_kwargs": rate}
-                made = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
-        except (MemoryError, InputError):
-            raise
-        except Exception as error:  # processors raise various errors
-            raise InputError(
-                f"`audio` must be what {type(processor).__name__} takes, but it refuses "
-                f"{', '.join(f'{len(samples) / SAMPLE_RATE:.2f} s' for samples in recordings)} "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Cut or lengthen the sound."
-            ) from error
-        return dict(made.to(model.device, model.dtype))
+    def inputs(self, samples: Mapping[int, Tensor]) -> dict[str, Any]:
+        """The inputs of `generate` for recordings (T,), by their positions in the call."""
+        languages = None if self.languages is None else [self.language(index) for index in samples]
+        return self.heard.inputs([*samples.values()], self.prompt, languages)
 
 
 def listen(
@@ -228,7 +155,7 @@ def _batch(
 ) -> dict[int, Transcript]:
     heard, speculation, indices = request.heard, request.speculation, [*samples]
     stopwatch = Stopwatch(heard.model.device)
-    inputs = request.inputs(indices, [*samples.values()])
+    inputs = request.inputs(samples)
     rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
     if long := too_long(heard.model, inputs, rule, "Cut the recording."):
         errors |= {indices[row]: error for row, error in long.items()}
@@ -265,7 +192,7 @@ def _batch(
 def _transcript(
     request: ListeningRequest, usage: Usage, samples: Tensor, features: float, rest: float, index: int
 ) -> Transcript:
-    processor, language = _processor(request.heard), request.language(index)
+    processor, language = cast(Any, request.heard.processor), request.language(index)
     text: str = request.heard.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
     if hasattr(processor, "parse_output"):  # the model writes the language before the text
         found = processor.parse_output(text)
@@ -287,29 +214,13 @@ def _transcript(
     )
 
 
-def _processor(heard: LoadedAudioLm) -> Any:
-    return heard.processor
-
-
-def _requests(processor: Any) -> Mapping[str, Any]:
-    """The arguments of the processor's own request to transcribe; none if it has no such request."""
-    call = getattr(processor, "apply_transcription_request", None)
-    return {} if call is None else inspect.signature(call).parameters
-
-
-def _written(processor: Any) -> bool:
-    """Whether the processor's request can be had as text. Voxtral's cannot."""
-    return "tokenize" in _requests(processor)
-
-
 def _languages(
     heard: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
 ) -> str | Sequence[str] | None:
     """The call's languages, each tried with the processor. Raises InputError for one that it does not know."""
     if language is None:
         return None
-    processor = _processor(heard)
-    if "language" not in _requests(processor):
+    if "language" not in heard.requests:
         raise InputError(
             f"`language` must be left out for {type(heard.model).__name__}, which hears it itself, but is "
             f"{show(language)}. Name it in `prompt`."
@@ -322,8 +233,9 @@ def _languages(
         )
     for name in names:
         try:
-            how = {"tokenize": False} if _written(processor) else {"model_id": "", "format": ["wav"]}
-            processor.apply_transcription_request([torch.zeros(SAMPLE_RATE).numpy()], language=name, **how)
+            how = {"tokenize": False} if heard.written else {"model_id": "", "format": ["wav"]}
+            request = cast(Any, heard.processor).apply_transcription_request
+            request([torch.zeros(SAMPLE_RATE).numpy()], language=name, **how)
         except Exception as error:
             raise InputError(
                 f"`language` must be one that {type(heard.model).__name__} knows, but is {show(name)} "

@@ -27,7 +27,7 @@ def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
     options = {**recipe["data"]["init_args"], **changes}
     if options.get("ramp") is not None:
         options["ramp"] = Ramp(**options["ramp"])
-    return DraftData(**options)
+    return _named(recipe["data"]["class_path"])(**options)
 
 
 def main() -> None:
@@ -60,9 +60,12 @@ def main() -> None:
 
 def draft_module(path: str, **options: Any) -> DraftModule:
     """The module that a recipe names, "package.module.Class", with its options."""
+    return _named(path)(**options)
+
+
+def _named(path: str) -> Any:
     package, _, name = path.rpartition(".")
-    module: DraftModule = getattr(import_module(package), name)(**options)
-    return module
+    return getattr(import_module(package), name)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from transformers import AutoProcessor
 from mmdec.images import read_image, to_pil
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names, sizes_of
 from mmdec.training.corpora.chats import SUFFIXES, SYSTEM, Conversation, picture_folder, read_chats
+from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.corpora.text_files import shown
 from mmdec.types import InputError
 
@@ -78,17 +79,22 @@ def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
     fills = {"input_ids": added, "attention_mask": torch.ones_like(added)}
     return {
         name: torch.cat([value, fills.get(name, torch.zeros_like(added)).to(value.dtype)], 1)
-        if value.shape == ids.shape
+        if _of_text(name, inputs)
         else value
         for name, value in inputs.items()
     }
 
 
+def _of_text(name: str, inputs: Inputs) -> bool:
+    """Whether an input has a number for each token. The mask of a sound may be as long as its text by chance."""
+    return inputs[name].shape == inputs["input_ids"].shape and "feature" not in name
+
+
 def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     """Join batches of one into one batch, padded on the left (for generation) or on the right.
 
-    Tensors as long as the text are padded like the text. Other tensors belong to pictures and are concatenated; where
-    pictures have different numbers of tiles (LLaVA-NeXT), these are padded with zeros.
+    Tensors as long as the text are padded like the text. Other tensors belong to pictures or sounds and are
+    concatenated; where these have other sizes (LLaVA-NeXT's tiles, a sound's frames), they end in zeros.
     """
     width = max(row["input_ids"].shape[1] for row in rows)
     joined: Inputs = {}
@@ -96,19 +102,21 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
         parts = []
         for row in rows:
             if name not in row:
-                if any(name in other and other[name].shape == other["input_ids"].shape for other in rows):
+                if any(name in other and _of_text(name, other) for other in rows):
                     parts.append(torch.zeros(1, width, dtype=torch.long))
                 continue
             value = row[name]
-            if value.shape == row["input_ids"].shape:
+            if _of_text(name, row):
                 lacking = width - value.shape[1]
                 fill = pad if name == "input_ids" else 0
                 value = torch.nn.functional.pad(value, (lacking, 0) if left else (0, lacking), value=fill)
             parts.append(value)
         shapes = {part.shape[1:] for part in parts}
         if len(shapes) > 1:
-            longest = max(part.shape[1] for part in parts)
-            parts = [torch.cat([p, p.new_zeros(p.shape[0], longest - p.shape[1], *p.shape[2:])], 1) for p in parts]
+            longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+            lacks = [[most - size for most, size in zip(longest, part.shape[1:], strict=True)] for part in parts]
+            ends = [[number for lack in reversed(each) for number in (0, lack)] for each in lacks]
+            parts = [torch.nn.functional.pad(part, end) for part, end in zip(parts, ends, strict=True)]
         joined[name] = torch.cat(parts)
     return joined
 
@@ -130,10 +138,12 @@ class Sample:
     words: int = 0
     history: tuple[tuple[str, str], ...] = ()  # (role, text) of what was said before
     place: str = field(default="", compare=False)  # file and row where the question is listed
+    sound: Utterance | None = field(default=None, compare=False)  # what the target hears; the question is its text
 
     @property
     def visual(self) -> bool:
-        return bool(self.images or self.video)
+        """Whether there are columns that are no text."""
+        return bool(self.images or self.video or self.sound)
 
     def without_pictures(self) -> Sample:
         """The same question, without its pictures."""

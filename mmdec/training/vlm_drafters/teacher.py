@@ -68,7 +68,7 @@ class Teacher:
         self.target = target
         self.config: Any = model.config.get_text_config(decoder=True)
         settings: Any = model.config
-        names = ("image_token_id", "video_token_id", "image_token_index")
+        names = ("image_token_id", "video_token_id", "image_token_index", "audio_token_id")
         self.marks = sorted({token for name in names if isinstance(token := getattr(settings, name, None), int)})
         ends = getattr(model.generation_config, "eos_token_id", None)
         self.ends = frozenset([ends] if isinstance(ends, int) else ends or [])

@@ -1,0 +1,61 @@
+"""Batches for training drafters of language models that hear: recordings, with the target's own transcripts."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from mmdec.hub.audio_lm import LoadedAudioLm, load_audio_lm
+from mmdec.training.corpora.librispeech import Utterance, read_utterances
+from mmdec.training.vlm_drafters.data import DraftData
+from mmdec.training.vlm_drafters.samples import SUBSET, Inputs, Sample
+
+
+class Listening:
+    """Makes the target's inputs for a recording as `mmdec.transcribe` does, with its own processor."""
+
+    def __init__(self, heard: LoadedAudioLm) -> None:
+        self.heard, self.tokenizer = heard, heard.tokenizer
+
+    def __call__(self, sample: Sample) -> Inputs:
+        """The inputs of one recording, a batch of one. Raises InputError for one that the processor would cut."""
+        assert sample.sound is not None
+        return self.heard.inputs([self.heard.check(sample.sound.samples())])
+
+
+class HeardData(DraftData):
+    """A data module: recordings that the target transcribes. The corpus's own texts are not trained on.
+
+    base: the target's folder or hub id, a language model that hears. corpus: a folder in LibriSpeech's layout, or a
+        manifest, see `read_utterances`. options: fields of `DraftDataOptions`; `frames`, `history`, `images` and `ramp`
+        mean nothing here.
+    """
+
+    @cached_property
+    def heard(self) -> LoadedAudioLm:
+        return load_audio_lm(self.base, "cpu", self.base_dtype)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return self.heard.model
+
+    @cached_property
+    def prompting(self) -> Any:
+        return Listening(self.heard)
+
+    def _read(self, split: str, count: int | None) -> list[Sample]:
+        rows = read_utterances(self.corpus, split, self.admission)
+        order = np.random.default_rng([SUBSET, self.seed]).permutation(len(rows)).tolist()
+        chosen = rows if count is None else [rows[number] for number in order[:count]]
+        return [Sample(_name(row), row.text, words=len(row.text.split()), place=row.place, sound=row) for row in chosen]
+
+
+def _name(row: Utterance) -> str:
+    path = Path(row.path)
+    size = path.stat().st_size if path.is_file() else 0
+    return hashlib.blake2b(f"{row.chapter}/{path.name} {size} {row.part}".encode(), digest_size=12).hexdigest()

@@ -1,0 +1,110 @@
+"""A drafter of a language model that hears trains by its recipe, on a tiny target and LibriSpeech's layout; what it
+writes changes no transcript."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmdec
+from mmdec.audio.files import save_audio
+from mmdec.hub.audio_lm import load_audio_lm
+from mmdec.training.__main__ import main
+from mmdec.training.vlm_drafters.heard import HeardData
+from mmdec.training.vlm_drafters.samples import append, join
+from mmdec.types import InputError
+from tests.support.hearing_folders import RATE, write
+from tests.support.quiet import LIGHTNING
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "vlm_drafters" / "librispeech" / "eagle3-qwen2-audio.yaml"
+pytestmark = [
+    *LIGHTNING,
+    pytest.mark.usefixtures("workplace"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noises of several lengths, with transcripts."""
+    root, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    for split, speaker, count in (("train-clean-100", "19", 6), ("dev-clean", "84", 3)):
+        chapter = root / split / speaker / "198"
+        chapter.mkdir(parents=True)
+        lines = []
+        for number in range(count):
+            name = f"{speaker}-198-{number:04d}"
+            noise = (0.15 * rng.standard_normal(int(rng.integers(9000, 31000)))).astype(np.float32)
+            save_audio(chapter / f"{name}.flac", noise, RATE)
+            lines.append(f"{name} TEXT {number} OF {speaker}\n")
+        (chapter / f"{speaker}-198.trans.txt").write_text("".join(lines))
+    return root
+
+
+@pytest.mark.parametrize(("family", "system"), [("Qwen2Audio", "eagle3"), ("GraniteSpeech", "eagle")])
+def test_a_drafter_that_hears_trains_and_changes_no_text(
+    family: str, system: str, corpus: Path, workplace: Path, tmp_path: Path
+) -> None:
+    base = write(family, tmp_path / "base")
+    network: dict[str, Any] = {"intermediate_size": 16}
+    if system == "eagle3":
+        network["draft_vocab_size"] = 40
+        kind = ["--model.init_args.unroll=2"]
+    else:
+        kind = ["--model=mmdec.training.vlm_drafters.systems.EagleModule"]
+    given = {"network": json.dumps(network), "warmup": "1", "chain": "3", "tree_nodes": "6", "decoded": "2"}
+    main(
+        [
+            "fit",
+            f"--config={RECIPE}",
+            *kind,
+            "--trainer.accelerator=cpu",
+            "--trainer.devices=1",
+            "--trainer.strategy=auto",
+            "--trainer.precision=32-true",
+            "--trainer.max_epochs=2",
+            *(f"--model.init_args.{name}={value}" for name, value in given.items()),
+            f"--data.init_args.base={base}",
+            f"--data.init_args.corpus={corpus}",
+            "--data.init_args.dev_samples=2",
+            "--data.init_args.batch_size=3",
+            "--data.init_args.max_tokens=12",
+            "--data.init_args.base_dtype=float32",
+        ]
+    )
+    drafter = workplace / "runs" / "vlm_drafters" / "eagle3-qwen2-audio" / "drafter"
+    settings = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
+    assert (settings["system"], settings["target"]) == (system, base.name)
+    sounds: list[Any] = sorted(corpus.rglob("84-*.flac"))
+    options: dict[str, Any] = {"model": base, "max_new_tokens": 16, "device": "cpu"}
+    plain = mmdec.transcribe(sounds, drafter=None, **options)
+    found = mmdec.transcribe(sounds, drafter=str(drafter), num_speculative_tokens=5, **options)
+    assert [text.tokens for text in found] == [text.tokens for text in plain]
+
+
+def test_recordings_are_chosen_and_joined(corpus: Path, tmp_path: Path) -> None:
+    """Sounds of other lengths end in zeros, and a sound's mask is no mask of a text, however long."""
+    base = write("AudioFlamingo3", tmp_path / "base")
+    data = HeardData(str(base), str(corpus), train_split="train-clean-100", dev_split="dev-clean", samples=4)
+    samples = data.samples["train"]
+    assert len({sample.name for sample in samples}) == len(samples) == 4
+    assert all(sample.visual and sample.question.startswith("TEXT") for sample in samples)
+    alone = [data.prompting(sample) for sample in samples]
+    both = join(alone, 0, left=True)
+    assert len(both["input_features"]) == 4
+    mark = load_audio_lm(base).model.config.audio_token_id
+    assert [int((row == mark).sum()) for row in both["input_ids"]] == [
+        int((one["input_ids"] == mark).sum()) for one in alone
+    ]
+    inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long), "feature_attention_mask": torch.ones(1, 4)}
+    assert append(inputs, [1, 2])["feature_attention_mask"].shape == (1, 4)
+    with pytest.raises(InputError, match="language model that hears"):
+        _ = HeardData(str(corpus), str(corpus)).prompting
