@@ -31,7 +31,6 @@ from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import InputError, MmdecError
 
 LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # bins of the number of new tokens in an answer
-FEW = 5  # the most words of a short answer
 COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 PLAIN = "plain"  # mmdec's own loop without a drafter
 LOOKUP = "prompt lookup"
@@ -43,7 +42,6 @@ class AnsweredQuestion:
 
     question: ImageQuestion
     tokens: int
-    words: int
 
 
 @final
@@ -147,7 +145,7 @@ def _all_methods(
     equal = harness.gate(watched, singles, log, [method for method in watched[2:] if method.loop == "mmdec"])
     measured = harness.interleave(methods, singles, repeats, log)
     answered = [
-        AnsweredQuestion(question, len(calls[0].tokens[0]), len(calls[0].texts[0].split()))
+        AnsweredQuestion(question, len(calls[0].tokens[0]))
         for question, calls in zip(chosen, measured[greedy.name], strict=True)
     ]
     groups = _groups(answered)
@@ -166,7 +164,6 @@ def _all_methods(
                     for other in (greedy, *baselines, plain, *drafted)
                     if other is not method
                 },
-                "short_answers": _short(measured, method, greedy, answered),
             }
             for method in drafted
         },
@@ -194,11 +191,3 @@ def _against(
         if indices:
             rows[name] = {"identical": len(same), "of": len(indices), **compare(measured, method, other, same)}
     return rows
-
-
-def _short(
-    measured: Measurements, method: Method, greedy: Method, answered: Sequence[AnsweredQuestion]
-) -> dict[str, Any]:
-    """Compare answers of few words, which drafting must not make slower."""
-    indices = [index for index, entry in enumerate(answered) if entry.words <= FEW]
-    return {"words": f"{FEW} and fewer", **compare(measured, method, greedy, indices)}
