@@ -25,9 +25,12 @@ class HalfWeights:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if this CPU has no such kernel."""
+        """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if this CPU has no such kernel, or for
+        weights beyond half precision's range."""
         weight = weight.detach()
         first = weight.half().float()
+        if not bool(first.isfinite().all()):
+            raise RuntimeError("weights are too large for half precision")
         rest = (weight - first).mul_(SHIFT)
         self.exact = not bool(rest.any())
         prepack = torch.ops.quantized.linear_prepack_fp16

@@ -37,3 +37,8 @@ def test_a_row_has_the_same_bits_beside_others() -> None:
     weight, x = torch.randn(2000, 96).half().float(), torch.randn(9, 96)
     product = HalfWeights(weight)
     assert torch.equal(product(x), torch.cat([product(row) for row in x.split(1)]))
+
+
+def test_weights_beyond_the_range_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="too large"):
+        HalfWeights(torch.full((16, 16), 1e5))
