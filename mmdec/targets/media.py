@@ -36,11 +36,18 @@ from mmdec.types import CACHE, InputError
 # tests/exactness/test_vision.py and test_media.py try each with a small random model
 SEEING = """
     AyaVision Cohere2Vision DeepseekVL Gemma3 Gemma4 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus
-    LightOnOcr Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL Qwen3VLMoe
-    SmolVLM Qwen2_5OmniThinker VideoLlava VipLlava
+    Kimi_K25 LightOnOcr Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL
+    Qwen3VLMoe SmolVLM Qwen2_5OmniThinker VideoLlava VipLlava
 """
 HEARING = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
 FAMILIES = f"{SEEING} {HEARING}"
+REFUSED = {  # class -> why
+    "Blip2ForConditionalGeneration": "its `generate` takes the language model's part",
+    "MllamaForConditionalGeneration": "it reads pictures by cross attention, whose columns no draft may touch",
+    "Phi4MultimodalForCausalLM": "its rope changes with the text's length, and pictures and sound have adapters",
+    "Qwen2_5OmniForConditionalGeneration": "it speaks, too; its `thinker` is taken alone",
+    "Qwen3_5ForConditionalGeneration": "its language model has recurrent states beside positions of three axes",
+}
 CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in FAMILIES.split())
 TYPES = ("token_type_ids", "mm_token_type_ids")  # a number for each token of the prompt
 TOKENS = ("image_token_id", "video_token_id", "audio_token_id")

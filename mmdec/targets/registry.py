@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
 from mmdec.targets.families import SEEING, check_forward, known_families, lacking_arguments
 from mmdec.targets.hf_target import HfTarget
-from mmdec.targets.media import MediaTarget, media_families
+from mmdec.targets.media import REFUSED, MediaTarget, media_families
 from mmdec.targets.text import TextTarget
 from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
@@ -23,6 +23,10 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         raise InputError(
             "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "
             "`model.eval()` before, and `model.train()` after."
+        )
+    if why := REFUSED.get(type(model).__name__):
+        raise InputError(
+            f"`model` must be one whose drafts can be taken back, but is {type(model).__name__}: {why}. Use another."
         )
     for target in TARGETS:
         if target.takes(model):

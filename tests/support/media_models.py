@@ -138,6 +138,21 @@ OWN: dict[str, dict[str, Any]] = {
         "text_config.hidden_size_per_layer_input": 8,
         "text_config.use_bidirectional_attention": "vision",
     },
+    f"Kimi_K25{FOR}": {
+        "projection_hidden_size": 32,
+        **{
+            f"vision_config.{name}": size
+            for name, size in (("patch_size", 4), ("pos_emb_height", 8), ("pos_emb_width", 8))
+        },
+        **{f"text_config.{name}": 8 for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")},
+        **{f"text_config.{name}": 1 for name in ("n_group", "topk_group", "first_k_dense_replace")},
+        "text_config.moe_intermediate_size": 16,
+        "text_config.num_key_value_heads": 4,
+        "text_config.n_routed_experts": 4,
+        "text_config.num_experts_per_tok": 2,
+        "text_config.q_lora_rank": 16,
+        "text_config.qk_head_dim": 16,
+    },
     f"Voxtral{FOR}": {"audio_token_id": AUDIO, "audio_config.intermediate_size": 128},
     f"Llama4{FOR}": {
         "text_config.intermediate_size_mlp": 48,
@@ -213,6 +228,10 @@ def image_inputs(model: Any, count: int, generator: torch.Generator) -> tuple[di
         vision = model.config.vision_config
         size = 3 * vision.patch_size**2 * getattr(vision, "temporal_patch_size", 1)
         patches = torch.randn(int(grids.prod(1).sum()), size, generator=generator)
+        inputs = {"pixel_values": patches, "image_grid_thw": grids}
+    if name.startswith("Kimi"):
+        grids = torch.tensor(([[1, 4, 4], [1, 2, 4], [1, 4, 2]] * count)[:count])
+        patches = torch.randn(int(grids.prod(1).sum()), 3, 4, 4, generator=generator)
         inputs = {"pixel_values": patches, "image_grid_thw": grids}
     if name.startswith("Gemma4"):
         places = torch.full((count, 16, 2), -1)

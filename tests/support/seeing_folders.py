@@ -83,6 +83,7 @@ MARKS = {  # the tokens of a family's tokenizer, by the names that its processor
         "video_token": "<video>",
     },
     "Janus": {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"},
+    "Kimi_K25": {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"},
     "LightOnOcr": {
         "image_token": "<|image_pad|>",
         "image_break_token": "<|vision_pad|>",
@@ -147,6 +148,7 @@ COUNTS: dict[str, dict[str, Any]] = {  # the placeholders of an image
 NEEDS = {  # packages that a family's processor needs
     "Cohere2Vision": ("torchvision",),
     "Gemma4": ("torchvision",),
+    "Kimi_K25": ("torchvision",),
     "Llama4": ("torchvision",),
     "Mistral3": ("torchvision",),
     "SmolVLM": ("torchvision", "num2words"),
@@ -238,6 +240,8 @@ def pictures(family: str) -> Any:
         return known.Idefics2ImageProcessorPil(size={"shortest_edge": 28, "longest_edge": 28}, do_image_splitting=False)
     if family in ("Idefics3", "SmolVLM"):
         return getattr(known, f"{family}ImageProcessorPil")(max_image_size={"longest_edge": 28}, **edges)
+    if family == "Kimi_K25":
+        return known.Kimi_K25ImageProcessor(patch_size=4, size={"max_height": 32, "max_width": 32})
     if family in ("LightOnOcr", "Mistral3"):
         return known.PixtralImageProcessorPil(size={"longest_edge": 56}, patch_size={"height": 14, "width": 14})
     if family == "Llama4":
