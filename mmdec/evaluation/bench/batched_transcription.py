@@ -105,7 +105,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     sounds = [load_audio(path) for path in sorted(options.folder.rglob("*")) if path.suffix in SOUNDS]
     whisper = load_whisper(options.model, "cpu", getattr(torch, options.dtype))
-    spoken: dict[str, Any] = {"model": whisper, "language": options.language}
+    spoken: dict[str, Any] = {"model": whisper, "language": options.language, "threads": options.threads}
     recordings = mixed(sounds, options.count)
     transcribe(recordings[0], sample_rate=SAMPLE_RATE, **spoken)  # warm
     for context in (None, "auto"):
