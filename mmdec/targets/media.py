@@ -401,10 +401,10 @@ class MediaTarget(DecoderTarget):
         for name in TYPES:  # a finished text is longer than its prompt
             if isinstance(given.get(name), Tensor):
                 given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
-        if self._prepares:
-            given = model.prepare_inputs_for_generation(ids, is_first_iteration=bool(media), **given)
-            ids = given.pop("input_ids")
         try:
+            if self._prepares:
+                given = model.prepare_inputs_for_generation(ids, is_first_iteration=bool(media), **given)
+                ids = given.pop("input_ids")
             return model(input_ids=ids, **given)
         except MALFORMED as error:
             if not media:
