@@ -398,10 +398,10 @@ class MediaTarget(DecoderTarget):
             "use_cache": cache is not None,
             **more,
         }
-        for name in TYPES:  # a finished text is longer than its prompt
-            if isinstance(given.get(name), Tensor):
-                given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
         try:
+            for name in TYPES:  # a finished text is longer than its prompt
+                if isinstance(given.get(name), Tensor):
+                    given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
             if self._prepares:
                 given = model.prepare_inputs_for_generation(ids, is_first_iteration=bool(media), **given)
                 ids = given.pop("input_ids")
