@@ -170,7 +170,7 @@ def own_way() -> str:
 def warm() -> None:
     """Load the model and run it once with each strategy."""
     for sample in shipped.french()[:1]:
-        for strategy in ("lookahead", "verified", "autoregressive"):
+        for strategy in ("lookahead", "reranked", "verified", "autoregressive"):
             translate_speech(sample.path, strategy=strategy)
 
 
