@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import mmdec
 from mmdec.checks.devices import check_dtype, check_same_dtype, quick_dtype
@@ -97,21 +98,33 @@ def test_describing(tmp_path: Path) -> None:
     assert loaded.model.dtype == torch.bfloat16
 
 
+class Products(TorchFunctionMode):
+    """Records what linear layers give, modules or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.dtype] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.linear:
+            self.seen.append(out.dtype)
+        return out
+
+
 @pytest.mark.parametrize("strategy", ["lookahead", "joint-viterbi", "verified"])
 def test_translating(strategy: str, any_model: Path) -> None:
     """Products in bfloat16; what the vocoder reads and what is handed out is float32."""
-    seen: list[torch.dtype] = []
+    read: list[torch.dtype] = []
     loaded: Any = mmdec.load(any_model, "cpu", dtype="bfloat16")
-    product = next(part for part in loaded.model.encoder.modules() if isinstance(part, torch.nn.Linear))
-    hook = product.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    heard = loaded.vocoder.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
+    hook = loaded.vocoder.register_forward_pre_hook(lambda _module, inputs: read.append(inputs[0].dtype))
     try:
-        out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=loaded, strategy=strategy)
+        with Products() as products:
+            out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=loaded, strategy=strategy)
     finally:
         hook.remove()
-        heard.remove()
     assert out.audio.dtype == "float32"
-    assert [seen[0], seen[-1]] == [torch.bfloat16, torch.float32]
+    assert (products.seen[0], read[-1]) == (torch.bfloat16, torch.float32)
     assert loaded is not mmdec.load(any_model, "cpu")
 
 
