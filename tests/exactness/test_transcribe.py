@@ -287,10 +287,10 @@ def test_the_heads_of_a_directory_and_an_object(whisper: LoadedWhisper) -> None:
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
 @pytest.mark.parametrize(("name", "drafter"), [(name, DRAFTERS[(place + 1) % 3]) for place, name in enumerate(WAYS)])
-def test_equals_stock_by_an_8_bit_copy_of_the_output_layer(
+def test_equals_stock_by_half_precision_copies(
     whisper: LoadedWhisper, name: str, drafter: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whisper_vocabulary, "LARGE", 1)
     monkeypatch.setattr(whisper_vocabulary, "PAYS", 1)
     test_equals_stock(whisper, name, drafter)
-    assert any(copy.scores is not None for copy in whisper_vocabulary._copies.values())
+    assert any(copy._made is not None for copy in whisper_vocabulary._copies.values())

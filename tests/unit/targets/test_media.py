@@ -75,7 +75,7 @@ def other_kind() -> Any:
         (other_attention, "flex_attention, which takes no tree"),
         (
             other_kind,
-            "LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL or Qwen3-VL, .* but is Mllama",
+            r"one whose drafts can be taken back, but is Mllama.*cross attention",
         ),
     ],
 )
