@@ -205,7 +205,7 @@ def test_several_sequences_of_a_prompt_see_its_images(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_smaller_model_of_its_kind_sees_the_images(kind: str) -> None:
-    """The model itself, as its own drafter, is always right, and reads the text alone where the pixels went another way."""
+    """The model itself, as its own drafter, is always right; without the pixels it reads the text alone."""
     model, rng = vision_model(kind), random.Random(7)
     inputs = batch_of(kind, [row_of(rng, content) for content in ("three", "none", "video")])
     options: dict[str, Any] = {"max_new_tokens": 13, "do_sample": False, "eos_token_id": None}
