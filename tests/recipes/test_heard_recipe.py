@@ -19,16 +19,13 @@ from mmdec.training.vlm_drafters.heard import HeardData
 from mmdec.training.vlm_drafters.samples import append, join
 from mmdec.types import InputError
 from tests.support.hearing_folders import RATE, write
-from tests.support.quiet import LIGHTNING
+from tests.support.quiet import FITTING
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "vlm_drafters" / "librispeech" / "eagle3-qwen2-audio.yaml"
 pytestmark = [
-    *LIGHTNING,
+    *FITTING,
     pytest.mark.usefixtures("workplace"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
 ]
 
 

@@ -20,16 +20,13 @@ from mmdec.training.vlm.tokens import build_tokenizer
 from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
 from mmdec.types import InputError
-from tests.support.quiet import LIGHTNING
+from tests.support.quiet import FITTING
 from tests.support.tiny_squares import ASKED, write_squares, write_target
 from tests.support.tiny_text import language_model
 
 pytestmark = [
-    *LIGHTNING,
+    *FITTING,
     pytest.mark.usefixtures("workplace"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
 ]
 
 

@@ -22,7 +22,7 @@ from mmdec.training.vlm_drafters.regenerate import draft_data, draft_module
 from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
 from tests.support.killed import train_until_killed
-from tests.support.quiet import LIGHTNING
+from tests.support.quiet import FITTING
 from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_squares import write_squares, write_target
 
@@ -41,11 +41,8 @@ SMALL = {
 FOLDERS = ("librispeech", "mix665k", "ultrachat")
 LARGE = [path for folder in FOLDERS for path in sorted((RECIPES / folder).glob("*.yaml"))]
 pytestmark = [
-    *LIGHTNING,
+    *FITTING,
     pytest.mark.usefixtures("workplace"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
 ]
 
 

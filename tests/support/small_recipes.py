@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -16,15 +15,12 @@ from mmdec.nn.daspeech import DASpeech
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.daspeech.module import DASpeechModule
-from tests.support.quiet import LIGHTNING
+from tests.support.quiet import FITTING
 from tests.support.tiny_translator import tiny_sizes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MARKS = [
-    *LIGHTNING,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+    *FITTING,
 ]
 
 
