@@ -14,6 +14,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
+PART = 512  # rows that are looked at together: they stay in the cache
 SHIFT = 2.0**11  # what a number's first half leaves is smaller than the number by this
 
 
@@ -28,14 +29,14 @@ class HalfWeights:
         """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if this CPU has no such kernel, or for
         weights beyond half precision's range."""
         weight = weight.detach()
-        first = weight.half().float()
-        if not bool(first.isfinite().all()):
+        parts = weight.split(PART)
+        self.exact = all(torch.equal(part.half().float(), part) for part in parts)
+        first = weight if self.exact else weight.half().float()
+        if not all(bool(part.isfinite().all()) for part in first.split(PART)):
             raise RuntimeError("weights are too large for half precision")
-        rest = (weight - first).mul_(SHIFT)
-        self.exact = not bool(rest.any())
         prepack = torch.ops.quantized.linear_prepack_fp16
         self._first: Any = prepack(first, None if bias is None else bias.detach())
-        self._rest: Any = None if self.exact else prepack(rest, None)
+        self._rest: Any = None if self.exact else prepack((weight - first).mul_(SHIFT), None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) float32 -> (..., O)."""
