@@ -8,9 +8,10 @@ skipped where nothing is named.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +19,13 @@ from torch import Tensor
 
 import mmdec
 from mmdec.audio import SAMPLE_RATE, load_audio
+from mmdec.decode.tree import trees_from_lists
+from mmdec.drafters.medusa import Medusa
+from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.hub.find import kind
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 from tests.support.wild import Wild
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
@@ -69,11 +75,66 @@ WAYS: dict[str, dict[str, Any]] = {
     "silence, words": {**SILENT, **WORDS},
     "ladder": {**LADDER, **SEGMENTS},
 }
-DRAFTERS: tuple[dict[str, Any], ...] = (
-    {},
-    {"drafter": "recycling"},
-    {"drafter": None},
-    {"drafter": Wild(0), "num_speculative_tokens": (7, 3)},  # random trees in every round
+TREES: dict[str, Any] = {"num_speculative_tokens": (12, 5)}  # in every round
+
+
+class Joined:
+    """The candidates of two drafters in one tree: tokens below the same path are one node."""
+
+    name = "joined"
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self.both = first, second
+        layers = tuple(sorted({*first.needs.layers, *second.needs.layers}))
+        memory = first.needs.memory or second.needs.memory
+        self.needs = Needs(layers, memory=memory, prior=first.needs.prior or second.needs.prior)
+
+    def check(self, target: Target) -> None:
+        for drafter in self.both:
+            drafter.check(target)
+
+    def start(self, context: Context) -> list[Any]:
+        return [drafter.start(context) for drafter in self.both]
+
+    def propose(self, memory: list[Any], roots: Tensor, plan: Plan) -> Draft:
+        half = replace(plan, nodes=max(plan.nodes // 2, 1), depth=min(plan.depth, max(plan.nodes // 2, 1)))
+        nodes: list[dict[tuple[int, int], int]] = [{} for _ in roots]  # (parent, token) -> number
+        for drafter, own in zip(self.both, memory, strict=True):
+            draft = drafter.propose(own, roots, half)
+            rows = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist(), strict=True)
+            for known, (tokens, parents, size) in zip(nodes, rows, strict=True):
+                places = [0]
+                for token, parent in zip(tokens[1:size], parents[1:size], strict=True):
+                    places.append(known.setdefault((places[parent], token), len(known) + 1))
+        trees = [([token for _, token in known], [parent for parent, _ in known]) for known in nodes]
+        return trees_from_lists(roots, trees)
+
+    def update(self, memory: list[Any], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for drafter, own in zip(self.both, memory, strict=True):
+            drafter.update(own, draft, scores, verdict)
+
+    def select(self, memory: list[Any], live: Tensor) -> None:
+        for drafter, own in zip(self.both, memory, strict=True):
+            drafter.select(own, live)
+
+
+def medusa(whisper: LoadedWhisper) -> Medusa:
+    """Heads of random weights."""
+    sizes: Any = whisper.model.config
+    torch.manual_seed(1)
+    heads = MedusaHeads(MedusaConfig(sizes.d_model, sizes.vocab_size, heads=4))
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight, std=0.02)
+    return Medusa(heads, cast(Any, whisper.model).proj_out)
+
+
+DRAFTERS: tuple[Callable[[LoadedWhisper], dict[str, Any]], ...] = (
+    lambda _: {},
+    lambda _: {"drafter": "recycling"},
+    lambda _: {"drafter": None},
+    lambda _: {"drafter": Wild(0), **TREES},
+    lambda whisper: {"drafter": medusa(whisper), **TREES},
+    lambda whisper: {"drafter": Joined(auto_drafter(whisper.model), medusa(whisper)), **TREES},
 )
 
 
@@ -144,7 +205,7 @@ def test_every_recording(whisper: LoadedWhisper, path: Path, name: str) -> None:
     (wanted,) = stock(whisper, [samples], way)
     passes = list[int]()
     hook = whisper.model.get_encoder().register_forward_hook(lambda *_: passes.append(1))
-    drafter = DRAFTERS[(list(WAYS).index(name) + RECORDINGS.index(path)) % len(DRAFTERS)]
+    drafter = DRAFTERS[(list(WAYS).index(name) + RECORDINGS.index(path)) % len(DRAFTERS)](whisper)
     try:
         torch.manual_seed(0)
         found = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, **drafter, **way)
