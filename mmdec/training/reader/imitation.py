@@ -9,17 +9,21 @@ python -m mmdec.training.reader.imitation --head runs/ctc/checkpoints/last.ckpt 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmdec.audio import load_audio
 from mmdec.checks.weights import read_weights
+from mmdec.hub.daspeech import heard_parts
+from mmdec.hub.heard_translator import HeardParts
 from mmdec.nn.ctc_head import Heard, best_pieces
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
@@ -125,22 +129,39 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
     return Confusions(torch.cat(pieces), torch.cat(weights), torch.tensor(said), torch.tensor(starts))
 
 
+def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
+    """What a head hears in a sound file: a translator by its own encoder and n-gram, a checkpoint by its best path."""
+    if not head.is_dir():
+        ears = load_ears(head, encoder or "")
+        return lambda path: best_pieces(*ears(path))
+    model = cast(HeardParts, heard_parts(head)).model.eval()
+
+    @torch.inference_mode()
+    def listen(path: Path) -> Heard:
+        return model.hear(*model.features([load_audio(path)]))[0]
+
+    return listen
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("head", "pieces", "out"):
+    parser.add_argument("--head", type=Path, required=True, help="checkpoint, or a translator's folder")
+    for name in ("pieces", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--encoder", required=True, help="the name or folder of the model whose encoder the head reads")
+    parser.add_argument("--encoder", help="the name or folder of the model whose encoder a checkpoint reads")
     parser.add_argument("--corpus", required=True, help="LibriSpeech's layout, or a manifest")
     parser.add_argument("--split", default="train", help="of the corpus (default train)")
     parser.add_argument(
         "--skip", type=int, required=True, help="recordings that the head was trained on, the first ones"
     )
     given = parser.parse_args(arguments)
-    ears, pieces = load_ears(given.head, given.encoder), Pieces.read(given.pieces)
+    if given.encoder is None and not given.head.is_dir():
+        raise InputError("`encoder` must be given with a checkpoint as `head`, but is not. Name the head's.")
+    listen, pieces = _listener(given.head, given.encoder), Pieces.read(given.pieces)
     rows = read_utterances(given.corpus, given.split)[given.skip :]
     texts = (pieces.encode(heard(row.text)) for row in rows)
-    found = confusions((text, best_pieces(*ears(row.path))) for text, row in zip(texts, rows, strict=True))
+    found = confusions((text, listen(row.path)) for text, row in zip(texts, rows, strict=True))
     found.save(given.out)
     wrong = 1 - len(found.right) / max(int((found.said != START).sum()), 1)
     print(f"{len(found.said)} pieces of {len(rows)} recordings, {wrong:.1%} not heard first, in {given.out}")
