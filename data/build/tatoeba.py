@@ -1,7 +1,7 @@
 """Everyday French and English from Tatoeba's pairs: cleaned, grouped and split by what the sentences say.
 
 python data/build/tatoeba.py --pairs fra-eng.zip --out data/everyday    # seconds; the same file gives the same tables
-python data/build/tatoeba.py --pairs data/build/sentences --words 100000 --out data/written    # this project's own pairs
+python data/build/tatoeba.py --pairs data/build/sentences.tsv --words 100000 --out data/written    # this project's own
 
 The pairs are those of manythings.org/anki (fra-eng.zip: English, tab, French), CC BY 2.0. The folder gets
 {train,dev,test}.tsv (id, group, French, every English reference), words.tsv (English words of the training pairs with
@@ -73,12 +73,8 @@ def english_words(text: str) -> list[str]:
 
 
 def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """(French, English), cleaned, of a zip that holds fra.txt, of such a text itself, or of a folder of such texts (.tsv).
-    Lines that are not of both languages' letters are left out."""
-    if path.is_dir():
-        for file in sorted(path.glob("*.tsv")):
-            yield from read_pairs(file)
-        return
+    """(French, English), cleaned, of a zip that holds fra.txt, or of such a text itself. Lines that are not of both
+    languages' letters are left out."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             name = next(
@@ -177,19 +173,21 @@ def build(pairs: Path, out: Path, count: int) -> None:
             f"{whole / max(total, 1):.1%} of the pairs have common words alone"
         )
     write_text(out / "words.tsv", [(word, str(number)) for word, number in words])
-    if zipfile.is_zipfile(pairs):
+    if zipfile.is_zipfile(pairs) or pairs.name == "fra.txt":
         (out / "NOTICE").write_text(NOTICE, encoding="utf-8")
 
 
 def main() -> int:
     """Exit code 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=Path, required=True, help="fra-eng.zip, the fra.txt that it holds, or a folder")
+    parser.add_argument("--pairs", type=Path, required=True, help="fra-eng.zip, or the fra.txt that it holds")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--words", type=int, default=WORDS, help=f"English words of training (default {WORDS})")
     arguments = parser.parse_args()
-    if not arguments.pairs.exists():
-        parser.error(f"`--pairs` must exist, but {arguments.pairs} does not. See data/README.md for where it is from.")
+    if not arguments.pairs.is_file():
+        parser.error(
+            f"`--pairs` must be a file, but {arguments.pairs} is not. See data/README.md for where it is from."
+        )
     build(arguments.pairs, arguments.out, arguments.words)
     return 0
 
