@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmdec.audio import load_audio
+from mmdec.hub.daspeech import heard_parts
 from mmdec.nn.ctc_head import Heard
 from mmdec.training.reader.data import Pairs
-from mmdec.training.reader.imitation import ENOUGH, START, Confusions, confusions
+from mmdec.training.reader.imitation import ENOUGH, START, Confusions, confusions, main
 from mmdec.types import InputError
+
+ROOT = Path(__file__).parents[4]
 
 
 def heard(*places: int) -> Heard:
@@ -87,3 +91,24 @@ def test_batches_are_imitated_alike_each_time() -> None:
     for row, count in enumerate(batch.lengths.tolist()):
         assert sums[row, :count] == pytest.approx(torch.ones(count))
         assert not sums[row, count:].any()
+
+
+def test_a_whole_translator_lends_its_ears(tmp_path: Path) -> None:
+    """What is stored is what the shipped translator hears, by its own encoder and n-gram."""
+    recording = next((ROOT / "data" / "samples").glob("*.wav"))
+    (tmp_path / "a.wav").write_bytes(recording.read_bytes())
+    rows = (("id", "path", "split", "speaker", "text"), ("a", "a.wav", "train", "b", "bonjour à tous"))
+    (tmp_path / "manifest.tsv").write_text("\n".join("\t".join(row) for row in rows), encoding="utf-8")
+    folder = ROOT / "models" / "daspeech-everyday"
+    out = tmp_path / "confusions.safetensors"
+    options = {"head": folder, "pieces": folder / "pieces.json", "corpus": tmp_path / "manifest.tsv", "out": out}
+    main(["--skip=0", *(f"--{name}={value}" for name, value in options.items())])
+    model = heard_parts(folder).model.eval()
+    with torch.inference_mode():
+        row = model.hear(*model.features([load_audio(recording)]))[0]
+    assert Confusions.read(out).pieces.tolist() == row.pieces[0, : int(row.lengths[0])].tolist()
+
+
+def test_a_checkpoint_needs_its_encoder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`encoder` must be given"):
+        main([*(f"--{name}={tmp_path / name}" for name in ("head", "pieces", "corpus", "out")), "--skip=0"])
