@@ -278,7 +278,11 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
     drafter.update(memory, prompt, _scores(states, [begin - 1]), _verdict([0], answer[:1], device))
     root = rounds = 0
     while True:
-        draft = drafter.propose(memory, torch.tensor([answer[root]], device=device), plan)
+        left = text.places - root - 1  # decoding drafts no deeper than what is left, and not for the last token
+        if left < 1:
+            return rounds + 1
+        within = replace(plan, depth=min(plan.depth, left))
+        draft = drafter.propose(memory, torch.tensor([answer[root]], device=device), within)
         path = accepted_path(draft.tokens[0].tolist(), draft.parents[0].tolist(), int(draft.size), answer[root + 1 :])
         rounds += 1
         if root + len(path) >= text.places:
