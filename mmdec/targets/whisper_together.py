@@ -178,6 +178,11 @@ class Together:
                     continue
                 if not jobs:
                     return
+                if (taken := _not_begun(jobs.values())) is not None and taken.wish is not None:
+                    taken.later = None
+                    taken.go_on(*taken.wish.answer())
+                    _serve(taken, other)
+                    continue
                 ready = [job for job in jobs.values() if job.later is None]
                 if ready:
                     wishes = [job.wish for job in ready if job.wish is not None]
@@ -197,6 +202,15 @@ class Together:
         finally:
             for job in jobs.values():
                 job.drop()
+
+
+def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
+    """A job whose wish the other thread has not begun because it is busy with another one. Takes it from that thread's
+    queue: encoders in both threads take less time than passes beside the last of them."""
+    given = [job for job in jobs if job.later is not None]
+    if not any(job.later.running() for job in given if job.later is not None):
+        return None
+    return next((job for job in given if job.later is not None and job.later.cancel()), None)
 
 
 def _serve(job: _Job[Any], other: ThreadPoolExecutor | None) -> None:
