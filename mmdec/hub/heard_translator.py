@@ -1,7 +1,7 @@
 """Reads and writes translators of human speech (`mmdec.nn.heard_translator`): networks, tables and a voice.
 
 A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors and model.safetensors (head, reader and
-decoders) and voice.safetensors with 8-bit matrices, vocoder.safetensors; ngram.safetensors (of French pieces) and
+decoders), voice.safetensors and vocoder.safetensors with 8-bit matrices; ngram.safetensors (of French pieces) and
 english_ngram.safetensors, both of which may be absent; pieces.json (the head's French pieces), english.json (the
 decoders' English pieces), phones.json and pronunciation.tsv; README.md (the card) and provenance.json.
 """
@@ -27,7 +27,6 @@ from mmdec.hub.translator_files import (
     check_half,
     check_model_vocoder,
     describe_vocoder,
-    half,
     inside,
     names,
     read_vocoder,
@@ -100,7 +99,7 @@ def save_heard(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory: the networks' matrices in 8 bits, the vocoder in half precision.
+    """Write a model's directory, the networks' matrices in 8 bits.
 
     card, provenance: as for `save_model`. If writing fails, the old directory stays as it was.
     """
@@ -129,7 +128,7 @@ def save_heard(
             if (ngram := getattr(parts.model, name)) is not None:
                 save_file(ngram.arrays, fresh / file)
         save_file(packed_rows(parts.voice.state_dict()), fresh / "voice.safetensors")
-        save_file(half(vocoder.state_dict()), fresh / VOCODER)
+        save_file(packed_rows(vocoder.state_dict()), fresh / VOCODER)
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
         else:

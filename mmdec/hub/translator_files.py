@@ -11,6 +11,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from mmdec.checks.weights import check_counts, checked_file, fill, lies_inside, read_weights
+from mmdec.nn.int8 import unpack_rows
 from mmdec.nn.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
 from mmdec.types import InputError, MmdecError
 
@@ -47,7 +48,7 @@ def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
 
 def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGanVocoder:
     """Read the model's own vocoder. Raises InputError if its file is damaged."""
-    state = read_weights([checked_file(directory, VOCODER)])
+    state = unpack_rows(read_weights([checked_file(directory, VOCODER)]))
     check_counts(config["vocoder"], state)
     if "model_type" in config["vocoder"]:
         from mmdec.hub.hifigan import build  # imported here because it imports transformers' models

@@ -1,13 +1,16 @@
 """Reads a CTC head's frames with an n-gram of its pieces: a prefix beam search (Hannun et al. 2014).
 
 A head that was trained on little sound hears what was said and spells it wrongly. An n-gram of pieces, which text alone
-trains, knows the spelling. It is a trigram whose probabilities are stored in 8 bits: 160,000
-entries take 0.7 MB.
+trains, knows the spelling. Its probabilities are stored in 8 bits: 470,000 entries of four orders take 2 MB.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -27,52 +30,71 @@ NEVER = -1e9
 
 @final
 class PieceNGram:
-    """A trigram of a head's pieces, with back-off. `arrays` is what is stored.
+    """An n-gram of a head's pieces, with back-off. `arrays` is what is stored.
 
     pieces: number of pieces; a sentence's start is the id `pieces`, its end `pieces + 1`.
-    arrays: `unigrams` (pieces + 2,) and `backoff` (pieces + 2,) float32; of the bigrams, in order, `bigram_counts`
-        (pieces + 2,) for each first piece, `bigram_pieces`, `bigrams` and `bigram_backoff`; of the trigrams
-        `trigram_counts` for each bigram, `trigram_pieces` and `trigrams`. Log-probabilities other than the unigrams'
-        are numbers from 0 to 255, to be multiplied by `steps` (3,): bigrams, their back-off, trigrams.
+    arrays: `unigrams` and `backoff` (pieces + 2,) float32. For each order k from 2, entries in order of their pieces:
+        `counts_k`, how many follow each entry of the order below; `pieces_k`, their last piece; `values_k` and, below
+        the highest order, `backoff_k`: numbers from 0 to 255 that `steps_k` (2,) turns into logarithms.
     """
 
     def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
         self.pieces, self.arrays, base = pieces, arrays, pieces + 2
+        self.order = max((int(name[7:]) for name in arrays if re.fullmatch(r"pieces_[2-5]", name)), default=1)
+        # Of each order from 2: the entries, as one number each, and their logarithms. They are searched as they are:
+        # a dictionary of a million entries takes half a second to make.
+        self._entries: list[tuple[array[int], array[float], array[float] | None]] = []
         try:
             found = {name: value.numpy() for name, value in arrays.items()}
-            steps = found["steps"].astype(np.float64)
-            first = np.repeat(np.arange(base), found["bigram_counts"])
-            bigrams = first.astype(np.int64) * base + found["bigram_pieces"]
-            trigrams = np.repeat(bigrams, found["trigram_counts"]) * base + found["trigram_pieces"]
-            bigram_values, backoffs, trigram_values = (
-                (found[name] * step).tolist()
-                for name, step in zip(("bigrams", "bigram_backoff", "trigrams"), steps, strict=True)
-            )
-            self.unigrams: list[float] = found["unigrams"].tolist()
-            self.backoff: list[float] = found["backoff"].tolist()
-            self.bigrams = dict(zip(bigrams.tolist(), bigram_values, strict=True))
-            self.bigram_backoff = dict(zip(bigrams.tolist(), backoffs, strict=True))
-            self.trigrams = dict(zip(trigrams.tolist(), trigram_values, strict=True))
+            above = np.arange(base, dtype=np.int64)
+            for order in range(2, self.order + 1):
+                counts = found[f"counts_{order}"]
+                if len(counts) != len(above):
+                    raise ValueError(f"counts_{order} has {len(counts)} numbers")
+                above = np.repeat(above, counts) * base + found[f"pieces_{order}"]
+                step, weight = found[f"steps_{order}"].astype(np.float64)
+                columns = [found[f"values_{order}"] * step]
+                if order < self.order:
+                    columns.append(found[f"backoff_{order}"] * weight)
+                if any(len(column) != len(above) or not np.isfinite(column).all() for column in columns):
+                    raise ValueError(f"order {order} has too few numbers")
+                values, *weights = (array("d", column.tobytes()) for column in columns)
+                self._entries.append((array("q", above.tobytes()), values, weights[0] if weights else None))
+            self._unigrams: list[float] = found["unigrams"].tolist()
+            self._backoff: list[float] = found["backoff"].tolist()
         except (KeyError, ValueError, TypeError) as error:
             raise InputError(
-                f"`ngram` must hold a trigram of pieces, but does not ({error}). Fetch it again."
+                f"`ngram` must hold an n-gram of pieces, but does not ({error}). Fetch it again."
             ) from None
-        whole = [*self.unigrams, *self.backoff, *steps]
-        if len(self.unigrams) != base or len(self.backoff) != base or not np.isfinite(whole).all():
+        ends = [*self._unigrams, *self._backoff]
+        if len(self._unigrams) != base or len(self._backoff) != base or not np.isfinite(ends).all():
             raise InputError(f"`ngram` must have a number for each of {base} pieces, but has not. Fetch it again.")
 
-    def score(self, before: int, last: int, piece: int) -> float:
-        """ln P(piece | before, last): ids of pieces; `pieces` for the sentence's start."""
-        base = self.pieces + 2
-        known = last * base + piece
-        found = self.trigrams.get((before * base + last) * base + piece)
-        if found is not None:
-            return found
-        weight = self.bigram_backoff.get(before * base + last, 0.0)
-        found = self.bigrams.get(known)
-        if found is not None:
-            return weight + found
-        return weight + self.backoff[last] + self.unigrams[piece]
+    def score(self, context: Sequence[int], piece: int) -> float:
+        """ln P(piece | context). context: ids of the pieces before, `pieces` for the start; the last ones count."""
+        total, base = 0.0, self.pieces + 2
+        context = context[max(len(context) - self.order + 1, 0) :]
+        for begin in range(len(context)):
+            code = 0
+            for known in context[begin:]:
+                code = code * base + known
+            entries, values, _ = self._entries[len(context) - begin - 1]
+            at = _index(entries, code * base + piece)
+            if at >= 0:
+                return total + values[at]
+            if begin < len(context) - 1:
+                entries, _, weights = self._entries[len(context) - begin - 2]
+                at = _index(entries, code)
+                total += 0.0 if at < 0 or weights is None else weights[at]
+            else:
+                total += self._backoff[code]
+        return total + self._unigrams[piece]
+
+
+def _index(entries: array[int], code: int) -> int:
+    """Where a sorted array has a number; -1: nowhere."""
+    at = bisect_left(entries, code)
+    return at if at < len(entries) and entries[at] == code else -1
 
 
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
@@ -105,6 +127,14 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
 def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
     """The likeliest text of frames (F, V): its pieces, and the frame at which each is surest."""
     start, end = model.pieces, model.pieces + 1
+    scores: dict[tuple[tuple[int, ...], int], float] = {}  # the same are asked for at each frame
+
+    def score(text: tuple[int, ...], piece: int) -> float:
+        asked = (start, *text)[1 - model.order :], piece
+        if (found := scores.get(asked)) is None:
+            found = scores[asked] = model.score(*asked)
+        return found
+
     # Each text: log-probabilities of its paths that end in a blank and in its last piece, what the n-gram says of it,
     # and the frames at which its pieces were first heard.
     kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, NEVER, 0.0, ())}
@@ -115,7 +145,6 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
         grown: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {}
         for text, (ended, held, gain, frames) in kept.items():
             both, last = _sum(ended, held), text[-1] if text else start
-            before = text[-2] if len(text) > 1 else start
             stays = held + float(row[last]) if text else NEVER
             other = grown.get(text, (NEVER, NEVER, gain, frames))
             grown[text] = (_sum(other[0], both + silent), _sum(other[1], stays), gain, other[3])
@@ -128,15 +157,12 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
                 if known is not None:
                     grown[longer] = (known[0], _sum(known[1], path), known[2], known[3])
                 else:
-                    more = gain + WEIGHT * model.score(before, last, piece) + BONUS
+                    more = gain + WEIGHT * score(text, piece) + BONUS
                     grown[longer] = (NEVER, path, more, (*frames, frame))
         best = sorted(grown.items(), key=lambda entry: -_sum(entry[1][0], entry[1][1]) - entry[1][2])
         kept = dict(best[:WIDTH])
     totals = {
-        text: _sum(ended, held)
-        + gain
-        + WEIGHT * model.score(text[-2] if len(text) > 1 else start, text[-1] if text else start, end)
-        for text, (ended, held, gain, _) in kept.items()
+        text: _sum(ended, held) + gain + WEIGHT * score(text, end) for text, (ended, held, gain, _) in kept.items()
     }
     text = max(totals, key=totals.__getitem__)
     begun = [*kept[text][3], len(logprobs)]

@@ -28,7 +28,7 @@ from mmdec.ops.dag import (
     expected_states,
     log_softmax_gather,
 )
-from mmdec.ops.dag_beam import Trigram, beam_path
+from mmdec.ops.dag_beam import TokenNGram, beam_path
 from mmdec.ops.dag_decode import LatticePath, LatticeStrategy, decode_lattice
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
@@ -67,7 +67,7 @@ class Lattice:
         """Log-probabilities of all units, fp32: (B, L, V). Training needs only some: see `matches`."""
         return self.logits.float().log_softmax(-1)
 
-    def beam(self, ngram: Trigram | None, collapse: bool, count: int = 1) -> LatticePath:
+    def beam(self, ngram: TokenNGram | None, collapse: bool, count: int = 1) -> LatticePath:
         """Choose each row's `count` best paths as `ops.dag_beam.beam_path` does."""
         return beam_path(
             self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1

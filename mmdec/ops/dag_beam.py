@@ -25,13 +25,13 @@ WEIGHT, BONUS = 0.7, 3.0
 BOS, EOS = 0, 2  # <s> and </s>, the tokens of the first and the last vertex
 
 
-class Trigram(Protocol):
-    """A trigram of tokens. `pieces`: number of tokens; a text's start is the token `pieces`, its end `pieces + 1`."""
+class TokenNGram(Protocol):
+    """An n-gram of tokens. `pieces`: number of tokens; a text's start is the token `pieces`, its end `pieces + 1`."""
 
     pieces: int
 
-    def score(self, before: int, last: int, piece: int) -> float:
-        """ln P(piece | before, last)."""
+    def score(self, context: Sequence[int], piece: int) -> float:
+        """ln P(piece | context). context: the tokens before, the last ones count."""
         ...
 
 
@@ -50,7 +50,7 @@ def beam_path(
     emissions: Tensor,
     links: Tensor,
     graph_lengths: Tensor,
-    ngram: Trigram | None = None,
+    ngram: TokenNGram | None = None,
     *,
     count: int = 1,
     collapse: bool = False,
@@ -91,7 +91,7 @@ def beam_path(
 
 
 def _search(
-    emissions: Tensor, links: Tensor, ngram: Trigram | None, collapse: bool, specials: int
+    emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
 ) -> list[tuple[float, tuple[int, ...], _Text]]:
     """The scored texts of one lattice of emissions (L, V) and links (L, L), the best first, and what is known of
     each."""
@@ -136,13 +136,12 @@ def _search(
     return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
 
 
-def _score(ngram: Trigram | None, text: Sequence[int], token: int | None) -> float:
+def _score(ngram: TokenNGram | None, text: Sequence[int], token: int | None) -> float:
     """The n-gram's log-probability of a token after a text. None: the text's end."""
     if ngram is None:
         return 0.0
     start = ngram.pieces
-    last = text[-1] if text else start
-    return ngram.score(text[-2] if len(text) > 1 else start, last, start + 1 if token is None else token)
+    return ngram.score((start, *text), start + 1 if token is None else token)
 
 
 def _keep(texts: dict[tuple[int, ...], _Text], text: tuple[int, ...], new: _Text) -> None:

@@ -95,10 +95,10 @@ class NGram:
         *,
         order: int = 3,
         vocabulary: Iterable[str] = (),
-        max_entries: int | None = None,
+        max_entries: int | Sequence[int] | None = None,
     ) -> NGram:
         """Estimate the model. vocabulary: further tokens, which need not occur in the sentences. max_entries: maximum
-        entries of the top order."""
+        entries of the top order, or of each order from 2."""
         counts = _continuation_counts(sentences, order)
         if not counts[0]:
             raise InputError("`sentences` must hold at least one token, but is empty. Give the training text.")
@@ -126,11 +126,14 @@ class NGram:
             lower = probabilities
         model = cls(order, successors, backoff)
         if max_entries is not None and order > 1:
-            model._prune(counts[-1], max_entries)
+            most = [max_entries] if isinstance(max_entries, int) else max_entries
+            for table, entries in zip(reversed(counts[1:]), reversed(most), strict=False):
+                model._prune(table, entries)
         return model
 
     def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
-        """Drop top-order entries until at most `max_entries` remain; first those that back-off predicts best.
+        """Drop entries of one order until at most `max_entries` remain; first those that back-off predicts best.
+        Entries that are the context of a higher order's stay. counts: of that order.
 
         Uses Seymore and Rosenfeld's weighted difference, with the back-off weight as it would be without the entry.
         """
@@ -143,12 +146,14 @@ class NGram:
             seen, seen_below = sum(here.values()), sum(below.values())
             for word, count in followers.items():
                 weight = max(1.0 - seen + here[word], 1e-7) / max(1.0 - seen_below + below[word], 1e-7)
-                gains.append((count * math.log(here[word] / (weight * below[word])), context, word))
+                gain = count * math.log(here[word] / (weight * below[word]))
+                gains.append((math.inf if f"{context} {word}" in self.successors else gain, context, word))
         gains.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
         touched = set()
-        for _, context, word in gains[max_entries:]:
-            del self.successors[context][word]
-            touched.add(context)
+        for gain, context, word in gains[max_entries:]:
+            if gain < math.inf:
+                del self.successors[context][word]
+                touched.add(context)
         for context in touched:
             kept = self.successors[context]
             if not kept:

@@ -14,13 +14,13 @@ python -m mmdec.training.reader.export --model daspeech-everyday --head runs/ctc
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.hub.daspeech import heard_parts
@@ -60,7 +60,8 @@ class Runs:
 
 
 OPTIONAL = ("ngram", "english_ngram", "model")
-NGRAM_ENTRIES = 80_000  # maximum number of trigrams: 0.7 MB
+FRENCH = (80_000, 170_000, 220_000)  # maximum number of entries of each order from 2: 2 MB
+ENGLISH = (100_000, 80_000)
 LEVELS = 255  # number of levels of stored log-probabilities
 
 
@@ -129,68 +130,56 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
 
 
 def french_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
-    """A trigram of the pieces of all French training sentences of folders of pairs, each sentence once."""
-    return _piece_ngram((heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs), pieces, HEARD)
+    """An n-gram of the pieces of all French training sentences of folders of pairs, each sentence once."""
+    texts = (heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
+    return _piece_ngram(texts, pieces, HEARD, FRENCH)
 
 
 def english_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
-    """A trigram of the pieces of all English training sentences of folders of pairs, each sentence once."""
+    """An n-gram of the pieces of all English training sentences of folders of pairs, each sentence once."""
     texts = (text for pairs in read_training_pairs(folders) for pair in pairs for text in pair.references)
-    return _piece_ngram(texts, pieces, WRITTEN)
+    return _piece_ngram(texts, pieces, WRITTEN, ENGLISH)
 
 
-def _piece_ngram(texts: Iterable[str], pieces: Pieces, special: Sequence[str]) -> PieceNGram:
+def _piece_ngram(texts: Iterable[str], pieces: Pieces, special: Sequence[str], entries: Sequence[int]) -> PieceNGram:
     sentences = ([str(piece) for piece in pieces.encode(text)] for text in dict.fromkeys(texts))
     known = (str(piece) for piece in range(len(special), len(pieces)))
-    return packed(NGram.build(sentences, order=3, vocabulary=known, max_entries=NGRAM_ENTRIES), len(pieces))
+    order = len(entries) + 1
+    return packed(NGram.build(sentences, order=order, vocabulary=known, max_entries=entries), len(pieces))
 
 
 def packed(model: NGram, pieces: int) -> PieceNGram:
-    """Store a trigram whose tokens are the ids of pieces, as text. Raises InputError for one of another order."""
-    if model.order != 3:
-        raise InputError(f"`model` must be a trigram, but its order is {model.order}. Build it with order 3.")
-    ids = {START: pieces, END: pieces + 1}
-    number = {token: ids[token] if token in ids else int(token) for token in (*model.successors[""], START)}
-    base = pieces + 2
-    unigrams, backoff = torch.full((base,), model.unknown), torch.zeros(base)
+    """Store an n-gram whose tokens are the ids of pieces, as text."""
+    number = {START: pieces, END: pieces + 1}
+    number |= {token: int(token) for token in model.successors[""] if token not in number}
+    arrays = {"unigrams": torch.full((pieces + 2,), model.unknown), "backoff": torch.zeros(pieces + 2)}
     for token, value in model.successors[""].items():
-        unigrams[number[token]] = value
-    rows: dict[int, dict[int, tuple[float, float]]] = {}
-    deeper: dict[tuple[int, int], dict[int, float]] = {}
+        arrays["unigrams"][number[token]] = value
+    for token, piece in number.items():
+        arrays["backoff"][piece] = model.backoff.get(token, 0.0)
+    orders: list[dict[tuple[int, ...], tuple[float, float]]] = [{} for _ in range(model.order + 1)]
     for context, followers in model.successors.items():
-        known = [number[token] for token in context.split()]
-        if len(known) == 1:
-            backoff[known[0]] = model.backoff.get(context, 0.0)
-            rows[known[0]] = {
-                number[token]: (value, model.backoff.get(f"{context} {token}", 0.0))
-                for token, value in followers.items()
-            }
-        elif known:
-            deeper[known[0], known[1]] = {number[token]: value for token, value in followers.items()}
-    pairs = [(a, b) for a in sorted(rows) for b in sorted(rows[a])]
-    triples = [(a, b, c) for a, b in pairs for c in sorted(deeper.get((a, b), {}))]
-    values = {
-        "bigrams": [rows[a][b][0] for a, b in pairs],
-        "bigram_backoff": [rows[a][b][1] for a, b in pairs],
-        "trigrams": [deeper[a, b][c] for a, b, c in triples],
-    }
-    steps = torch.tensor([-max((-value for value in row), default=0.0) / LEVELS for row in values.values()])
-    arrays: dict[str, Tensor] = {
-        name: (torch.tensor(row) / min(step, -1e-9)).round().clamp(0, LEVELS).to(torch.uint8)
-        for (name, row), step in zip(values.items(), steps.tolist(), strict=True)
-    }
-    counts = torch.zeros(base, dtype=torch.int32)
-    for a, row in rows.items():
-        counts[a] = len(row)
-    arrays |= {
-        "unigrams": unigrams,
-        "backoff": backoff,
-        "steps": steps,
-        "bigram_counts": counts,
-        "bigram_pieces": torch.tensor([b for _, b in pairs], dtype=torch.int16),
-        "trigram_counts": torch.tensor([len(deeper.get(pair, {})) for pair in pairs], dtype=torch.int16),
-        "trigram_pieces": torch.tensor([c for _, _, c in triples], dtype=torch.int16),
-    }
+        known = tuple(number[token] for token in context.split())
+        for token, value in followers.items():
+            weight = model.backoff.get(f"{context} {token}", 0.0)
+            orders[len(known) + 1][*known, number[token]] = value, weight
+    above: list[tuple[int, ...]] = [(piece,) for piece in range(pieces + 2)]
+    for order in range(2, model.order + 1):
+        entries = sorted(orders[order])
+        following = Counter(entry[:-1] for entry in entries)
+        counts = torch.tensor([following[entry] for entry in above])
+        small = torch.uint8 if int(counts.max()) <= LEVELS else torch.int16
+        arrays |= {
+            f"counts_{order}": counts.to(small),
+            f"pieces_{order}": torch.tensor([entry[-1] for entry in entries], dtype=torch.int16),
+        }
+        steps = torch.full((2,), -1e-9)
+        for at, name in enumerate(("values", "backoff") if order < model.order else ("values",)):
+            column = torch.tensor([orders[order][entry][at] for entry in entries])
+            if len(column):
+                steps[at] = min(float(column.min()) / LEVELS, -1e-9)
+            arrays[f"{name}_{order}"] = (column / steps[at]).round().clamp(0, LEVELS).to(torch.uint8)
+        arrays[f"steps_{order}"], above = steps, entries
     return PieceNGram(pieces, arrays)
 
 

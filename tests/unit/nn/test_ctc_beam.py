@@ -1,4 +1,4 @@
-"""The beam search over a CTC head's frames: the packed trigram is the one it was made of, and spelling follows it."""
+"""The beam search over a CTC head's frames: the packed n-gram is the one it was made of, and spelling follows it."""
 
 from __future__ import annotations
 
@@ -18,47 +18,45 @@ PIECES = 6
 TEXTS = [[1, 2, 3], [1, 2, 3, 4], [4, 5], [1, 2, 4, 5], [5, 3], [1, 2, 3]]
 
 
-def trigram() -> NGram:
-    return NGram.build([[str(piece) for piece in text] for text in TEXTS], vocabulary=map(str, range(1, PIECES)))
+def ngram(order: int = 3, entries: tuple[int, ...] | None = None) -> NGram:
+    texts = [[str(piece) for piece in text] for text in TEXTS]
+    return NGram.build(texts, order=order, vocabulary=map(str, range(1, PIECES)), max_entries=entries)
 
 
-def stored() -> PieceNGram:
-    return packed(trigram(), PIECES)
+def stored(order: int = 3) -> PieceNGram:
+    return packed(ngram(order), PIECES)
 
 
+@pytest.mark.parametrize("kind", [(1, None), (2, None), (3, None), (4, None), (5, None), (4, (9, 7, 3))])
 @pytest.mark.parametrize("text", list(itertools.product(range(1, PIECES), repeat=3)))
-def test_the_packed_trigram_scores_as_the_one_it_was_made_of(text: tuple[int, ...]) -> None:
-    plain, model = trigram(), stored()
-    before, last, total = PIECES, PIECES, 0.0
-    context, wanted = plain.advance("", START), 0.0
-    for piece in (*text, PIECES + 1):
+def test_the_packed_ngram_scores_as_the_one_it_was_made_of(
+    text: tuple[int, ...], kind: tuple[int, tuple[int, ...] | None]
+) -> None:
+    plain = ngram(*kind)
+    model = packed(plain, PIECES)
+    assert model.order == kind[0]
+    context, total, wanted = plain.advance("", START), 0.0, 0.0
+    for at, piece in enumerate((*text, PIECES + 1)):
         token = END if piece > PIECES else str(piece)
         wanted, context = wanted + plain.score(context, token), plain.advance(context, token)
-        total += model.score(before, last, piece)
-        before, last = last, piece
-    assert total == pytest.approx(wanted, abs=0.05)  # 8 bits
+        total += model.score((PIECES, *text[:at]), piece)
+    assert total == pytest.approx(wanted, abs=0.06)  # 8 bits
 
 
 def test_stored_arrays_make_the_same_model_again() -> None:
     model = stored()
     again = PieceNGram(PIECES, {name: value.clone() for name, value in model.arrays.items()})
-    assert (again.bigrams, again.trigrams, again.bigram_backoff) == (
-        model.bigrams,
-        model.trigrams,
-        model.bigram_backoff,
-    )
+    for context in itertools.product(range(PIECES + 1), repeat=2):
+        assert [again.score(context, piece) for piece in range(PIECES)] == [
+            model.score(context, piece) for piece in range(PIECES)
+        ]
 
 
-@pytest.mark.parametrize("name", ["unigrams", "bigram_counts", "trigram_pieces", "steps"])
+@pytest.mark.parametrize("name", ["unigrams", "counts_2", "pieces_3", "values_2", "backoff_2", "steps_3"])
 def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
     arrays = stored().arrays
     with pytest.raises(InputError, match="`ngram` must"):
         PieceNGram(PIECES, {**arrays, name: arrays[name][:-1]})
-
-
-def test_a_trigram_alone_is_packed() -> None:
-    with pytest.raises(InputError, match="must be a trigram"):
-        packed(NGram.build([["1"]], order=2), PIECES)
 
 
 def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
@@ -69,16 +67,14 @@ def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
     for text, cost in zip(collapse(paths, torch.full((len(paths),), len(logprobs))), costs, strict=True):
         totals[tuple(text)] = float(np.logaddexp(totals.get(tuple(text), -np.inf), cost))
     for text in totals:
-        before, last = PIECES, PIECES
-        for piece in (*text, PIECES + 1):
-            totals[text] += WEIGHT * model.score(before, last, piece) + BONUS * (piece <= PIECES)
-            before, last = last, piece
+        for at, piece in enumerate((*text, PIECES + 1)):
+            totals[text] += WEIGHT * model.score((PIECES, *text[:at]), piece) + BONUS * (piece <= PIECES)
     return max(totals, key=totals.__getitem__)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_search_finds_the_best_of_all_texts(seed: int) -> None:
-    draw, model = torch.Generator().manual_seed(seed), stored()
+    draw, model = torch.Generator().manual_seed(seed), stored(3 + seed % 2)
     logprobs = (1.5 * torch.randn(4, PIECES, generator=draw)).log_softmax(-1).numpy()
     assert tuple(likeliest(logprobs, model)[0]) == best_text(logprobs, model)
 

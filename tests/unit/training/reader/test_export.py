@@ -147,8 +147,10 @@ def test_an_ngram_of_the_text_folders_goes_into_the_folder_and_reads_what_is_hea
     main(command(runs, tmp_path / "everyday", ngram=text))
     first = mmdec.load(tmp_path / "everyday", "cpu").parts.model.ngram
     assert first is not None
-    assert first.bigrams
+    assert len(first.arrays["pieces_2"])
     main(["--model", str(tmp_path / "everyday"), "--head", str(runs / "head"), "--out", str(tmp_path / "again")])
     again = mmdec.load(tmp_path / "again", "cpu").parts.model.ngram
     assert again is not None
-    assert again.trigrams == first.trigrams
+    assert {name: value.tolist() for name, value in again.arrays.items()} == {
+        name: value.tolist() for name, value in first.arrays.items()
+    }
