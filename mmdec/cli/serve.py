@@ -55,14 +55,15 @@ def serve(
             raise InputError(f"`token` must be a readable file, but '{token}' is not ({error}). Check it.") from error
     if secret is not None and not (secret and secret.isascii() and secret.isprintable()):
         raise InputError("`token` must hold a line of plain letters, but does not. Write one.")
-    from mmdec.serving.app import ready
+    from mmdec.serving.app import bound, ready
     from mmdec.serving.server import Limits
 
     limits = Limits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
     placed = (device, dtype_or_quick(dtype, device))
-    server, names = ready(models or [], (host, port), secret, limits, batch_size, threads, placed, statistics)
-    print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
-    server.run()
+    with bound(host, port) as sockets:
+        server, names = ready(models or [], secret, limits, batch_size, threads, placed, statistics)
+        print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
+        server.run(sockets)
 
 
 def demo(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import mmdec
-from mmdec import MmdecError
+from mmdec import InputError, MmdecError
 
 try:
     import python_multipart as _  # noqa: F401 # FastAPI needs it for uploads
@@ -24,10 +26,11 @@ from mmdec.pipelines.description.describe import DEFAULT_MODEL as ANSWERS
 from mmdec.pipelines.load import DEFAULT as TRANSLATES
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL as TRANSCRIBES
 from mmdec.serving import chat, realtime, speech
-from mmdec.serving.engines import How, load
+from mmdec.serving.engines import How, Served, load
 from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
 
 MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # served where none is named
+BACKLOG = 2048  # clients that may wait to be let in, as many as uvicorn's own
 GRACE = 120  # seconds that requests may take after a signal to end
 
 
@@ -48,7 +51,7 @@ def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
     for path, function in (("/v1/models", models), ("/health", health), ("/metrics", metrics)):
         app.add_api_route(path, function, response_model=None)
     app.add_exception_handler(RequestValidationError, _invalid)
-    for kind in (ApiError, mmdec.InputError, Exception):
+    for kind in (ApiError, InputError, Exception):
         app.add_exception_handler(kind, _failed)
     app.add_exception_handler(HTTPException, _refused)
     return app
@@ -101,9 +104,34 @@ async def _refused(_: Request, error: Exception) -> JSONResponse:
     return ApiError(error.status_code, f"{error.detail}.", headers=error.headers).response()
 
 
+@contextmanager
+def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Sockets that listen at an address, closed at the end. Who connects before the server runs waits for it.
+
+    Raises MmdecError if nothing can listen there.
+    """
+
+    async def bind() -> list[socket.socket]:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+        sockets = [each.dup() for each in server.sockets]  # at every address of the host
+        server.close()
+        return sockets
+
+    with ExitStack() as kept:
+        try:
+            sockets = [kept.enter_context(each) for each in asyncio.run(bind())]
+            for each in sockets:
+                each.listen(BACKLOG)
+        except (OSError, UnicodeError) as error:
+            raise MmdecError(
+                f"`port` must be free, but nothing can listen at {host}:{port} ({error}). End what listens there, or "
+                "choose another port or host."
+            ) from error
+        yield sockets
+
+
 def ready(
     names: Sequence[str],
-    address: tuple[str, int] = ("127.0.0.1", 8000),
     token: str | None = None,
     limits: Limits | None = None,
     rows: int = 8,
@@ -111,16 +139,15 @@ def ready(
     placed: tuple[str | None, Any] = (None, None),
     statistics: Path | None = None,
 ) -> tuple[uvicorn.Server, list[str]]:
-    """Load models for a server. Its `run` serves them until a signal ends it; what was begun is answered first.
+    """Load models for a server. Its `run` serves them at `bound` sockets until a signal; what was begun is answered.
 
-    names: models as for `mmdec.load`; none: the shipped ones. address: host and port. token: see `Server`. rows: of a
-        batch at most. threads: as for `mmdec.transcribe`. placed: device and dtype of the models. statistics: a file
-        in which what runs have learned is kept between starts.
+    names: models as for `mmdec.load`; none: the shipped ones. token: see `Server`. rows: of a batch at most.
+        threads: as for `mmdec.transcribe`. placed: device and dtype of the models. statistics: a file in which what
+        runs have learned is kept between starts.
     Returns: the server, and the names of the models.
-    Raises: InputError for a model that cannot be loaded; MmdecError if nothing can be served at this address.
+    Raises: InputError for a model that cannot be loaded, or two of one name.
     """
-    host, port = address
-    config = uvicorn.Config("", host=host, port=port, timeout_graceful_shutdown=GRACE, log_level="warning")
+    config = uvicorn.Config("", timeout_graceful_shutdown=GRACE, log_level="warning")
     kept = mmdec.DecodingStatistics()
     if statistics is not None and statistics.exists():
         kept = mmdec.DecodingStatistics.load(statistics)
@@ -130,7 +157,12 @@ def ready(
             kept.save(statistics)
 
     how = How(rows, threads, kept)
-    engines = dict(load(name, how, *placed) for name in names or MODELS)
+    engines = dict[str, Served]()
+    for model in names or MODELS:
+        name, engine = load(model, how, *placed)
+        if name in engines:
+            raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
+        engines[name] = engine
     server = Server(engines, limits or Limits(), token)
     config.app = build(server, ending)
     return uvicorn.Server(config), list(engines)

@@ -87,14 +87,17 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     dialogue = await server.read(partial(Dialogue.of, engine.vlm, messages, pictures))
     stops = tuple(filter(None, [body.stop] if isinstance(body.stop, str) else body.stop or ()))
     most = min(body.max_completion_tokens or body.max_tokens or server.limits.tokens, server.limits.tokens)
-    sampled = None if body.temperature is None else body.temperature > 0
+    if body.temperature is not None:
+        sampled = body.temperature > 0
+    else:  # None: as the model's own settings say
+        sampled = True if body.top_p is not None and body.top_p < 1 else None
     job = engine.job(
         dialogue,
         max_new_tokens=most,
         do_sample=sampled,
         temperature=body.temperature or None,
-        top_p=body.top_p if sampled else None,
-        seed=body.seed if sampled else None,
+        top_p=None if sampled is False else body.top_p,
+        seed=None if sampled is False else body.seed,
         stop_strings=stops or None,
     )
     answer = _Answer(name, stops, engine.vlm, dialogue.tokens, most)

@@ -15,6 +15,7 @@ import mmdec
 from mmdec.hub.audio_lm import LoadedAudioLm
 from mmdec.pipelines.description.chat import Dialogue, answer
 from mmdec.pipelines.inputs import silent
+from mmdec.pipelines.transcription.live import LiveTranscriber
 from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.serving.waiting import Gone, Job, Stopped
@@ -73,15 +74,28 @@ class Transcription:
     def job(self, samples: Any, **options: Any) -> Job:
         """A job for 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
+        if isinstance(self.loaded, LoadedAudioLm):  # else it decodes as its own settings say, whatever the temperature
+            chosen["do_sample"] = "temperature" in chosen
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
         kind = "silent" if silent(samples) else "long" if long else "short"
         rows = self._how.rows if kind == "short" else 1
         return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
 
+    def live(self, **options: Any) -> LiveTranscriber:
+        """A transcriber of live sound. options: for `mmdec.transcribe_stream`. Raises InputError for a refused one."""
+        how = self._how
+        return LiveTranscriber(model=self.loaded, threads=how.threads, statistics=how.statistics, **options)
+
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Transcribe the jobs as one batch."""
-        kind, *options = jobs[0].key  # type: ignore[misc] # as `job` makes it
+        kind, *given = jobs[0].key  # type: ignore[misc] # as `job` makes it
+        options: dict[str, Any] = dict(given)
+        # not of long recordings, whose windows may be decoded again from the last timestamp, nor where the clip alone
+        # is encoded, which is decoded again where the text runs away, nor of Qwen3-ASR, whose text begins with the name
+        # of the language
+        kept = "audio_context" not in options and not hasattr(self.loaded.processor, "parse_output")
+        grows = kind == "short" and kept
         tokens: list[list[int]] = [[] for _ in jobs]
         deltas = [Deltas() for _ in jobs]
 
@@ -89,9 +103,7 @@ class Transcription:
             if all(job.gone for job in jobs):
                 raise Stopped
             for row, new in zip(round_.rows, round_.tokens, strict=True):
-                # not of long recordings, whose windows may be decoded again from the last timestamp, nor of Qwen3-ASR,
-                # whose text begins with the name of the language
-                if jobs[row].streams and kind == "short" and not hasattr(self.loaded.processor, "parse_output"):
+                if jobs[row].streams and grows:
                     tokens[row] += new
                     text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)
                     if piece := deltas[row].grown(text):
@@ -107,7 +119,7 @@ class Transcription:
                 batch_size=len(jobs),
                 on_round=hear,
                 stopping_criteria=[Gone(jobs)],
-                **dict(options),
+                **options,
             )
 
         results = _results(call)

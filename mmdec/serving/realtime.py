@@ -61,7 +61,7 @@ class Session:
         await self._send("session.created", session=self._session())
         feeding = asyncio.ensure_future(self._feed())
         try:
-            while True:
+            while not self._ended:
                 try:
                     await self._take(json.loads(await self._socket.receive_text()))
                 except (ApiError, InputError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -97,14 +97,14 @@ class Session:
                 raise ApiError(400, f"`audio` must be valid base64, but is not: {error}.", param="audio") from None
             most = AHEAD * 2 * self._options["sample_rate"]
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self._sound) < most)
+                await self._changed.wait_for(lambda: len(self._sound) < most or self._ended)
                 self._sound += sound
                 self._changed.notify_all()
         elif kind == "input_audio_buffer.commit":
             async with self._changed:
                 self._commits = True
                 self._changed.notify_all()
-                await self._changed.wait_for(lambda: not self._commits)
+                await self._changed.wait_for(lambda: not self._commits or self._ended)
         else:
             raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type")
 
@@ -124,31 +124,42 @@ class Session:
         for name in ("language", "prompt"):
             if wanted.get(name):
                 options[name] = wanted[name]
-        LiveTranscriber(model=self._engine.loaded, **options)  # refuses what is wrong
+        self._engine.live(**options)  # refuses what is wrong
         self._options = options
 
     async def _feed(self) -> None:
-        """Hand all sound that has arrived to the transcriber, again and again."""
-        while True:
+        """Hand all sound that has arrived to the transcriber, again and again, until nobody hears of it."""
+        try:
+            while True:
+                await self._hand_on()
+        except WebSocketDisconnect:
+            pass
+        finally:  # `_take` may wait for sound to be handed on
             async with self._changed:
-                await self._changed.wait_for(lambda: self._sound or self._commits)
-                sound, commits = bytes(self._sound), self._commits
-                self._sound.clear()
+                self._ended = True
                 self._changed.notify_all()
-            try:
-                if self._live is None:
-                    self._live = LiveTranscriber(model=self._engine.loaded, **self._options)
-                if sound:
-                    await self._run(partial(self._live.feed, sound))
-                if commits:
-                    await self._run(self._live.end)
-            except (ApiError, InputError) as error:
-                await self._refuse(error)
+
+    async def _hand_on(self) -> None:
+        """Hand the sound that has arrived to the transcriber."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._sound or self._commits)
+            sound, commits = bytes(self._sound), self._commits
+            self._sound.clear()
+            self._changed.notify_all()
+        try:
+            if self._live is None:
+                self._live = self._engine.live(**self._options)
+            if sound:
+                await self._run(partial(self._live.feed, sound))
             if commits:
-                async with self._changed:
-                    self._before += self._live.seconds if self._live is not None else 0.0
-                    self._live, self._commits = None, False
-                    self._changed.notify_all()
+                await self._run(self._live.end)
+        except (ApiError, InputError) as error:
+            await self._refuse(error)
+        if commits:
+            async with self._changed:
+                self._before += self._live.seconds if self._live is not None else 0.0
+                self._live, self._commits = None, False
+                self._changed.notify_all()
 
     async def _run(self, work: Callable[[], Iterable[StreamUpdate]]) -> None:
         """Decode in the worker's thread, and send the updates as they come."""
@@ -173,7 +184,7 @@ class Session:
                 else:
                     return
         finally:
-            job.gone = True
+            self._server.worker.drop(job)
 
     async def _tell(self, update: StreamUpdate) -> None:
         item = f"item_{self._items}"

@@ -131,7 +131,7 @@ class Server:
                 if kind == "result":
                     return
         finally:
-            job.gone = True
+            self.worker.drop(job)
             gone.cancel()
 
     async def result(self, request: Request, job: Job) -> Any:

@@ -105,6 +105,14 @@ class Worker:
             self._waiting.append(job)
             self._changed.notify_all()
 
+    def drop(self, job: Job) -> None:
+        """Nobody waits for a job any more: it is not begun, or its row ends."""
+        with self._changed:
+            job.gone = True
+            if job in self._waiting:
+                self._waiting.remove(job)
+                self._metrics.add("stopped_total", task=job.engine.task)
+
     def waiting(self) -> tuple[int, int]:
         """How many jobs wait, and how many are being decoded."""
         with self._changed:
@@ -148,12 +156,6 @@ class Worker:
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
-                while self._waiting and self._waiting[0].gone:
-                    job = self._waiting.popleft()
-                    self._metrics.add("stopped_total", task=job.engine.task)
-                    job.tell("error", Stopped())
-                if not self._waiting and not self._closed:
-                    continue
                 if not self._waiting:
                     return ()
                 if batch := self._batch(self._waiting[0]):

@@ -31,6 +31,7 @@ from mmdec.audio.live import (
     wav_stream,
 )
 from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
+from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import RuleName
 from mmdec.drafters.last_hypothesis import LastHypothesis
 from mmdec.drafters.registry import AUTO
@@ -99,6 +100,7 @@ class StreamOptions(TypedDict, total=False, extra_items=Any):
     audio_context: AudioContext
     rule: RuleName | None
     seed: int | None
+    statistics: DecodingStatistics | None
     device: Any
     dtype: Any
     threads: int | None
@@ -120,7 +122,8 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
     pause: seconds of silence that end a window. Default 1.
     pauses: what silence is: "energy" (default) or "webrtc", as for `translate_speech`.
     drafter: as for `transcribe`, for a window's first decoding; later ones draft its last text. None: no drafts at all.
-    model, processor, timestamps, task, prompt, audio_context, rule, seed, device, dtype, threads: as for `transcribe`.
+    model, processor, timestamps, task, prompt, audio_context, rule, seed, statistics, device, dtype, threads: as for
+        `transcribe`.
     language: as for `transcribe`; where it is None, each window's is detected.
     options: arguments of `generate`, as for `transcribe`.
     Returns: an iterator of `StreamUpdate`, in the order of the sound.
@@ -175,7 +178,8 @@ class LiveTranscriber:
         device, dtype = left.pop("device", None), left.pop("dtype", None)
         whisper = as_loaded(WHISPER, left.pop("model", DEFAULT_MODEL), left.pop("processor", None), device, dtype)
         drafter = as_drafter(whisper, left.pop("drafter", AUTO))
-        self._decoding = DecodingOptions(drafter, left.pop("rule", None), None, left.pop("seed", None))
+        rule, seed, statistics = (left.pop(name, None) for name in ("rule", "seed", "statistics"))
+        self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)
         first = fitting(self._decoding, whisper.model)
         self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
         # Provisional text needs no times of words, and no silence up to 30 s; its tokens are nearly always the same.

@@ -89,6 +89,20 @@ def test_a_seed_repeats_a_sample(client: httpx.Client) -> None:
     assert len(set(texts)) > 1
 
 
+def test_what_asks_for_a_sample_needs_no_temperature(
+    client: httpx.Client, engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(seed: int, **options: Any) -> str:
+        answer = ask(client, text(QUESTION), temperature=None, seed=seed, max_tokens=16, **options).json()
+        return answer["choices"][0]["message"]["content"]
+
+    assert said(1, top_p=0.99) == said(1, top_p=0.99)
+    assert len({said(seed, top_p=0.99) for seed in range(8)}) > 1
+    monkeypatch.setattr(engines["pictures"].vlm.model.generation_config, "do_sample", True)
+    assert len({said(1) for _ in range(8)}) == 1
+    assert len({said(seed) for seed in range(8)}) > 1
+
+
 def test_a_stop_ends_the_text_before_it(client: httpx.Client) -> None:
     whole = ask(client, text(QUESTION), max_tokens=30).json()["choices"][0]["message"]["content"]
     stop = whole[len(whole) // 2 :][:3]

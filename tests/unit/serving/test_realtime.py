@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -131,6 +132,48 @@ def test_faults_are_told_and_the_session_goes_on(engines: dict[str, Any]) -> Non
         assert (await completed(client))[0]["transcript"]
 
     session(engines, talk)
+
+
+def test_who_goes_before_the_text_comes_leaves_room(engines: dict[str, Any]) -> None:
+    """The texts that were told to nobody do not keep the session."""
+    server, gone = Server(engines, Limits()), asyncio.Event()
+    app = build(server)
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        async def sending(message: Any) -> None:
+            if gone.is_set():
+                raise OSError("the connection is closed")
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    async def run() -> None:
+        client = AsgiSocket(broken, "/v1/realtime")
+        await opened(client)
+        gone.set()
+        client.send(append(buzz(0.7)))
+        client.send({"type": "input_audio_buffer.commit"})
+        await client.close()
+
+    finished(run())
+    assert server.sessions == 0
+    server.worker.close()
+
+
+def test_a_session_decodes_as_the_server_was_told(folder: Path) -> None:
+    kept, before = mmdec.DecodingStatistics(), mmdec.default_statistics()._content()
+    engines: dict[str, Any] = dict([load(str(folder / "whisper"), How(threads=1, statistics=kept), "cpu", None)])
+
+    async def talk(client: AsgiSocket) -> None:
+        await opened(client)
+        client.send(append(buzz(0.7)))
+        client.send({"type": "input_audio_buffer.commit"})
+        await completed(client)
+
+    session(engines, talk)
+    assert kept._content()["targets"]
+    assert mmdec.default_statistics()._content() == before
+    assert engines["whisper"].live()._threads == 1
 
 
 def test_who_is_not_admitted(engines: dict[str, Any]) -> None:

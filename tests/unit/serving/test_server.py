@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Sequence
@@ -15,9 +16,12 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import mmdec
+from mmdec import cli
 from mmdec.pipelines.description.chat import Dialogue
+from mmdec.serving.app import bound, ready
 from mmdec.serving.engines import How, load
 from mmdec.serving.metrics import Metrics
 from mmdec.serving.server import Limits
@@ -119,6 +123,22 @@ def test_who_hangs_up_is_not_decoded(engines: dict[str, Any], folder: Path) -> N
             until(lambda: server.open == 1)
         assert stays.result().json()["text"] == mmdec.transcribe(wav(0.7, 7), model=folder / "whisper").text
         until(lambda: counted(client, "stopped_total") == 2)
+
+
+def test_who_hangs_up_waits_no_more(engines: dict[str, Any]) -> None:
+    """While the batch before is being decoded: the place is free at once."""
+    lock = mmdec.model_lock(engines["whisper"].loaded.model)
+    with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
+        with lock.write():
+            stays = pool.submit(post, client, wav(0.7, 7))
+            until(lambda: server.worker.waiting() == (0, 1))
+            left = hanging(client, wav(0.6))
+            until(lambda: server.worker.waiting() == (1, 1))
+            left.close()
+            until(lambda: server.open == 1)
+            assert client.get("/health").json() == {"status": "ok", "waiting": 0, "decoding": 1}
+        assert stays.result().status_code == 200
+        assert counted(client, "stopped_total") == 1
 
 
 def hanging(client: httpx.Client, sound: bytes) -> socket.socket:
@@ -295,6 +315,30 @@ def test_counters(engines: dict[str, Any]) -> None:
         assert f'mmdec_request_seconds_count{{endpoint="{TRANSCRIBE}"}} 2' in text
         assert 'mmdec_batch_rows_bucket{task="transcription",le="1"} 1' in text
         assert "mmdec_jobs_waiting 0" in text
+
+
+def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder / "whisper", tmp_path / "whisper")
+    with pytest.raises(mmdec.InputError, match="'whisper'"):
+        ready([str(folder / "whisper"), str(other)], placed=("cpu", None))
+
+
+def test_a_taken_port_is_told_before_the_models_are_loaded(folder: Path, tmp_path: Path) -> None:
+    with bound("127.0.0.1", 0) as (taken,):
+        port = str(taken.getsockname()[1])
+        words = ["serve", str(tmp_path / "nothing"), "--port", port]
+        result = CliRunner().invoke(cli.app, words)
+        assert isinstance(result.exception, mmdec.MmdecError)
+        assert port in str(result.exception)
+        assert "mmdec serves" not in result.output
+    with bound("127.0.0.1", int(port)) as sockets:  # free again, and served
+        running, _ = ready([str(folder / "whisper")], threads=1, placed=("cpu", None))
+        thread = threading.Thread(target=running.run, args=(sockets,))
+        thread.start()
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60, trust_env=False).status_code == 200
+        running.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_what_runs_learn_is_in_the_statistics_of_the_server(folder: Path) -> None:

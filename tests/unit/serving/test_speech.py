@@ -13,10 +13,14 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import mmdec
+from mmdec.hub.audio_lm import load_audio_lm
+from mmdec.serving.engines import How, Transcription
 from tests.conftest import RATE, buzz
-from tests.support.served import as_wav, events, served, wav
+from tests.support.hearing_folders import write
+from tests.support.served import as_wav, events, finished, served, wav
 
 TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 
@@ -65,6 +69,28 @@ def test_a_streamed_transcript_adds_up(client: httpx.Client, folder: Path, secon
     assert {each["type"] for each in deltas} == {"transcript.text.delta"}
     assert "".join(each["delta"] for each in deltas) == done["text"]
     assert len(deltas) > 1 or seconds > 1
+
+
+def test_a_stream_sends_no_text_that_may_be_thrown_away(client: httpx.Client) -> None:
+    """A clip that is encoded at its length is decoded again where its text does not end."""
+    *deltas, done = events(post(client, TRANSCRIBE, wav(0.8, 3), stream="true", audio_context="auto").text)
+    assert [each["delta"] for each in deltas] == [done["text"]] != [""]
+
+
+def test_a_temperature_samples_where_a_language_model_hears(tmp_path: Path) -> None:
+    loaded = load_audio_lm(write("Qwen2Audio", tmp_path / "heard"))
+    engine, samples = Transcription(loaded, How(threads=1)), torch.from_numpy(buzz(0.7))
+    options: dict[str, Any] = {"sample_rate": RATE, "model": loaded, "max_new_tokens": 12}
+    torch.manual_seed(1)
+    wanted = mmdec.transcribe(samples, temperature=1.0, do_sample=True, **options).tokens
+
+    async def heard(**asked: Any) -> list[int]:
+        torch.manual_seed(1)
+        (result,) = engine.decode([engine.job(samples, max_new_tokens=12, **asked)])
+        return result.tokens
+
+    assert finished(heard(temperature=1.0)) == wanted
+    assert finished(heard()) == mmdec.transcribe(samples, do_sample=False, **options).tokens != wanted
 
 
 def test_recordings_that_come_together_get_their_own_text(client: httpx.Client, folder: Path) -> None:
