@@ -328,7 +328,7 @@ class Comparer:
     """
 
     def __init__(self, compare: bool, drafter: str, **refused: bool) -> None:
-        self._on = compare
+        self.on = compare
         self._last: Comparison | None = None
         self._differs = False
         if compare and drafter == "none":
@@ -339,7 +339,7 @@ class Comparer:
 
     def both(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `call`: with one input it runs with drafts and without, in turn, and returns the drafted results."""
-        if not self._on:
+        if not self.on:
             return call
 
         def compared(batch: list[Any]) -> list[Any]:

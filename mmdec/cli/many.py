@@ -37,7 +37,9 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", rich_help_panel=MANY, help="Workers of Ray. Default: one for each GPU, else CPU."),
 ]
-TableKind = Annotated[str, typer.Option("--table", rich_help_panel=MANY, help="Results as jsonl or parquet.")]
+TableKind = Annotated[
+    str | None, typer.Option("--table", rich_help_panel=MANY, help="Results as jsonl or parquet. Default: jsonl.")
+]
 
 
 @final
@@ -48,12 +50,12 @@ class Spread:
     shard: Shard = None
     engine: EngineName = None
     workers: Workers = None
-    table: TableKind = "jsonl"
+    table: TableKind = None
 
     def wanted(self, inputs: Sequence[str | Path]) -> bool:
         """Whether inputs are done in parts that are kept, not file by file. Raises InputError for odd options."""
         several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
-        if not several and (self.workers, self.table) != (None, "jsonl"):
+        if not several and (self.workers, self.table) != (None, None):
             name = "table" if self.workers is None else "workers"
             raise InputError(f"`{name}` must come with a list, `--shard` or `--engine`, but does not. Add one.")
         return several
@@ -79,7 +81,7 @@ class Spread:
             raise InputError(f"`output` must be a folder for many inputs, but is {show(output)}. Name one.")
         shard, run = self._shard(), self._engine()
         rows, base = _rows(work.verb, inputs, output, files)
-        work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table)
+        work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table or "jsonl")
         work.begin(rows)
         todo, began, failed = work.todo(rows, shard), time.monotonic(), 0
         left = sum(len(part) for _, part in todo)

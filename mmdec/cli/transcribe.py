@@ -65,11 +65,16 @@ Encoding = Annotated[
     ),
 ]
 Every = Annotated[
-    float,
-    typer.Option(metavar="S", rich_help_panel=LIVE, help="Seconds after which provisional text is renewed; 0: none."),
+    float | None,
+    typer.Option(
+        metavar="S",
+        rich_help_panel=LIVE,
+        help="Seconds after which provisional text is renewed; 0: none. Default: 1.",
+    ),
 ]
 Pause = Annotated[
-    float, typer.Option(metavar="S", rich_help_panel=LIVE, help="Seconds of silence after which text is final.")
+    float | None,
+    typer.Option(metavar="S", rich_help_panel=LIVE, help="Seconds of silence after which text is final. Default: 1."),
 ]
 AudioContext = Annotated[
     str | None,
@@ -100,7 +105,7 @@ DrafterName = Annotated[
 Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
 Task = Annotated[str, typer.Option(help="transcribe, or translate (into English).")]
 Prompt = Annotated[str | None, typer.Option(help="Text before the recording: gives names and spelling.")]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Recordings in a batch.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="Recordings in a batch. Default: 8.")]
 CutAtPauses = Annotated[
     bool,
     typer.Option(
@@ -159,7 +164,7 @@ def transcribe(
     language: Language = None,
     task: Task = "transcribe",
     prompt: Prompt = None,
-    batch_size: BatchSize = 8,
+    batch_size: BatchSize = None,
     cut_at_pauses: CutAtPauses = False,
     temperature: Temperature = None,
     logprob_threshold: LogprobThreshold = None,
@@ -169,8 +174,8 @@ def transcribe(
     audio_context: AudioContext = None,
     rate: Rate = None,
     encoding: Encoding = None,
-    every: Every = 1.0,
-    pause: Pause = 1.0,
+    every: Every = None,
+    pause: Pause = None,
     device: Device = None,
     dtype: Dtype = None,
     threads: Threads = None,
@@ -201,12 +206,13 @@ def transcribe(
         "no_speech_threshold": no_speech_threshold,
         "condition_on_prev_tokens": condition_on_prev_tokens or None,
     }
-    if check_live([str(name) for name in inputs], output=output, compare=compare, min_confidence=min_confidence):
-        options |= {"every": every or None, "pause": pause}
-        _live(kind, as_json, (rate, encoding), model, (device, dtype), options)
-        return
-    options |= {"batch_size": 1 if compare else batch_size, "cut_at_pauses": cut_at_pauses}
-    options["min_confidence"] = min_confidence
+    own = {"min_confidence": min_confidence, "cut_at_pauses": cut_at_pauses}
+    of_files = {"output": output, "compare": compare, "batch_size": batch_size, **own, **vars(spread)}
+    of_live = {"rate": rate, "encoding": encoding, "every": every, "pause": pause}
+    if check_live([str(name) for name in inputs], of_files, of_live):
+        options |= {"every": 1.0 if every is None else every or None, "pause": 1.0 if pause is None else pause}
+        return _live(kind, as_json, (rate, encoding), model, (device, dtype), options)
+    options |= {"batch_size": 1 if compare else batch_size or 8, **own}
     if spread.wanted(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLES else ""
         work = Work("transcribe", model, options=options, files=files, device=device, dtype=dtype)
@@ -299,7 +305,7 @@ def _transcripts(
     """Yield each input's transcript, in order, or an error message. Inputs are decoded in batches."""
     from mmdec import transcribe
 
-    size = options["batch_size"] * (REFILLED if options["cut_at_pauses"] else 1)
+    size = options["batch_size"] * (REFILLED if options["cut_at_pauses"] and not comparer.on else 1)
     with progress_bar(count=False) as progress:
         for start in range(0, len(inputs), size):
             batch = list(inputs[start : start + size])
@@ -368,18 +374,27 @@ STDIN = STDOUT  # "-"
 ERASE = "\r\x1b[K"
 
 
-def check_live(inputs: list[str], **refused: object) -> bool:
-    """Whether the input is standard input. Raises InputError if it is not alone, or an option does not fit."""
+def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mapping[str, object]) -> bool:
+    """Whether the input is standard input.
+
+    of_files, of_live: options for files alone, and for standard input alone; None or False: not given.
+    Raises: InputError if standard input is not alone, or an option does not fit.
+    """
+    given, others = (
+        [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None and value is not False]
+        for options in (of_files, of_live)
+    )
     if STDIN not in inputs:
+        if others:
+            raise InputError(f"{others[0]} must come with {STDIN}, standard input, but files are given. Leave it out.")
         return False
     if len(inputs) > 1:
         raise InputError(f"`IN` must be {STDIN} alone, for standard input, or files, but is both. Call it twice.")
-    for name, given in refused.items():
-        if given:
-            raise InputError(
-                f"`--{name.replace('_', '-')}` must be left out for standard input, but is given. Redirect the output "
-                "instead, for instance with > talk.srt."
-            )
+    if given:
+        remedy = (
+            "Redirect the output, for instance with > talk.srt." if "`--output`" in given else "Name a file for it."
+        )
+        raise InputError(f"{given[0]} must be left out for standard input, but is given. {remedy}")
     return True
 
 

@@ -82,11 +82,9 @@ def translate(
     with loading(model, quiet=as_json):
         import mmdec
         from mmdec.pipelines.translation.load import load
-        from mmdec.pipelines.translation.translator import check_strategy
+        from mmdec.pipelines.translation.translate import chosen_strategy
 
-        strategy = "verified" if verify else strategy
-        if strategy is not None:
-            check_strategy(strategy)
+        strategy = chosen_strategy(strategy, verify)
         mmdec.audio.check_detector(pauses)
         check_threads(threads)
         options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from mmdec.checks.arguments import show
 from mmdec.checks.weights import PICKLES, read_settings
@@ -141,13 +141,21 @@ def path_text(source: object, argument: str, rule: str) -> str:
     raise InputError(f"`{argument}` must be {rule} or a hub id, but is {show(source)}. Give its name as text.")
 
 
-def version(source: str | os.PathLike[str]) -> tuple[str, int]:
+@final
+class Version(NamedTuple):
+    """The content of a path at one time."""
+
+    path: str
+    changed: int  # in ns, of the file that was written last; 0: there is none
+
+
+def version(source: str | os.PathLike[str]) -> Version:
     """A key for the current content of a directory, file or name; it changes when files are rewritten."""
     path = Path(source)
     if not path.exists():
-        return os.fspath(source), 0
+        return Version(os.fspath(source), 0)
     files = path.iterdir() if path.is_dir() else [path]
-    return str(path.resolve()), max((_changed(file) for file in files), default=0)
+    return Version(str(path.resolve()), max((_changed(file) for file in files), default=0))
 
 
 def _changed(file: Path) -> int:
@@ -193,10 +201,10 @@ def download(
 
 @final
 class LoadedModels(Generic[Model]):
-    """A cache of loaded models. Threads that ask for the same model wait until it is loaded."""
+    """A cache of loaded models, one version of each. Threads that ask for the same model wait until it is loaded."""
 
     def __init__(self) -> None:
-        self._models: dict[Hashable, Model] = {}
+        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # a key without its versions -> the key, the model
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
@@ -204,8 +212,19 @@ class LoadedModels(Generic[Model]):
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
-        """The model with this key; calls `read` if it is not loaded yet."""
+        """The model with this key; calls `read` if it is not loaded yet, after dropping the one whose key has other
+        versions of the same paths."""
+        place = _without_versions(key)
         with self._lock:
-            if key not in self._models:
-                self._models[key] = read()
-            return self._models[key]
+            if place in self._models and self._models[place][0] != key:
+                del self._models[place]
+            if place not in self._models:
+                self._models[place] = key, read()
+            return self._models[place][1]
+
+
+def _without_versions(key: Hashable) -> Hashable:
+    """A key with the path in place of each version."""
+    if isinstance(key, Version):
+        return key.path
+    return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

@@ -7,7 +7,6 @@ feature extractor); Medusa heads are in its subfolder `medusa`. Pickles and remo
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, final
@@ -45,7 +44,6 @@ KIND = "whisper"  # transformers' model_type
 HEADS = "medusa"
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", f"{HEADS}/*.safetensors")
-_loading = threading.RLock()  # held while heads are loaded
 
 
 @final
@@ -56,7 +54,7 @@ class LoadedWhisper:
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
     directory: Path | None = None  # the model's folder, in which drafters are searched
-    _drafters: dict[Path, Drafter] = field(default_factory=dict, repr=False)
+    _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model."""
@@ -93,12 +91,9 @@ class LoadedWhisper:
         return self.processor.feature_extractor
 
     def read_drafter(self, folder: Path) -> Drafter:
-        """The drafter in a folder, loaded once, on the model's device and in its precision. Raises InputError if the
-        folder holds none that fits."""
-        with _loading:
-            if folder not in self._drafters:
-                self._drafters[folder] = load_drafter(folder, self.model, "drafter")
-            return self._drafters[folder]
+        """The drafter in a folder, on the model's device and in its precision; loaded once, and again if its files have
+        changed. Raises InputError if the folder holds none that fits."""
+        return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
         """Load the drafter with the heads in `directory`; None: the model's folder. Raises InputError for none."""
@@ -160,7 +155,7 @@ def load_whisper(
     directory = find(model, KIND, FILES)
     _check(directory, os.fspath(model))
     checked = check_device(device)
-    key = (version(directory), version(directory / HEADS), str(checked), str(dtype))
+    key = (version(directory), version(directory.resolve() / HEADS), str(checked), str(dtype))
     return _whispers.get(key, lambda: _read(directory, checked, dtype))
 
 

@@ -9,7 +9,6 @@ how many processors are idle. Explicit settings are never changed: `threads=`, O
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from mmdec.checks.arguments import check_threads
+from mmdec.ops.threads import set_own_threads
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 FEWEST = 2  # threads for the smallest models, if processors are free
@@ -63,11 +63,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
         yield
         return
     try:
-        torch.set_num_threads(count)
-        # torch also uses the number for threads that start later; it is restored for them
-        other = threading.Thread(target=torch.set_num_threads, args=(before,), daemon=True)
-        other.start()
-        other.join()
+        set_own_threads(count)
         yield
     finally:
         torch.set_num_threads(before)

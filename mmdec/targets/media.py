@@ -279,6 +279,8 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
         options["mm_token_type_ids"] = types[:, -ids.shape[1] :]
     try:
         positions, _ = model.get_rope_index(ids[::copies], attention_mask=mask[::copies].long(), **options)
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
     except MALFORMED as error:
         grids = {name: tuple(value.shape) for name, value in options.items() if isinstance(value, Tensor)}
         raise InputError(
@@ -406,6 +408,8 @@ class MediaTarget(DecoderTarget):
                 given = model.prepare_inputs_for_generation(ids, is_first_iteration=bool(media), **given)
                 ids = given.pop("input_ids")
             return model(input_ids=ids, **given)
+        except (InputError, MemoryError, torch.OutOfMemoryError):
+            raise
         except MALFORMED as error:
             if not media:
                 raise

@@ -15,12 +15,14 @@ import contextvars
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
 
 import torch
 
 from mmdec.decode.watch import Stopwatch, handed_over
+from mmdec.ops.threads import own_threads, set_own_threads
 
 T = TypeVar("T")
 Part = TypeVar("Part")
@@ -47,10 +49,12 @@ class _Wish:
             return self.several(parts)
 
     def answer(self) -> tuple[Any, float]:
-        """The result of its own part, or the exception that this raised, and the seconds."""
+        """The result of its own part, or the exception that this raised, and the seconds. What may run in another
+        thread has one thread of torch in each, so that which thread computes it changes no bit."""
         stopwatch = Stopwatch()
         try:
-            return self.run([self.part])[0], stopwatch.lap()
+            with own_threads(1) if self.apart else nullcontext():
+                return self.run([self.part])[0], stopwatch.lap()
         except Exception as error:
             return error, stopwatch.lap()
 
@@ -69,10 +73,7 @@ class _Job(Generic[T]):
         self._mine, self._callers = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self._run, function, current), daemon=True)
-        threads = torch.get_num_threads()
         self._thread.start()
-        self._callers.acquire()
-        torch.set_num_threads(threads)  # the thread has changed those of threads that start later
 
     def go_on(self, answer: Any = None, seconds: float = 0.0) -> None:
         """Let the job run until it wishes for something or ends. Raises its exception.
@@ -109,11 +110,10 @@ class _Job(Generic[T]):
         return answer
 
     def _run(self, function: Callable[[], T], current: threading.local) -> None:
-        torch.set_num_threads(1)  # of this thread: the caller's computes all that is large
-        self._callers.release()
         self._mine.acquire()
         current.job = self
         try:
+            set_own_threads(1)  # the caller's thread computes all that is large
             self.result = function()
         except BaseException as error:
             self._error = error
@@ -149,13 +149,8 @@ class Together:
         if threads == 1:
             yield from self._run(enumerate(functions), None)
             return
-        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
-            other.submit(int).result()  # its thread has changed those of threads that start later
-            torch.set_num_threads(threads - 1)
-            try:
-                yield from self._run(enumerate(functions), other)
-            finally:
-                torch.set_num_threads(threads)
+        with ThreadPoolExecutor(1, initializer=set_own_threads, initargs=(1,)) as other, own_threads(threads - 1):
+            yield from self._run(enumerate(functions), other)
 
     def _run(
         self, waiting: Iterator[tuple[int, Callable[[], T]]], other: ThreadPoolExecutor | None
@@ -178,6 +173,8 @@ class Together:
                     continue
                 if not jobs:
                     return
+                if _collected(jobs.values(), other):
+                    continue
                 if (taken := _not_begun(jobs.values())) is not None and taken.wish is not None:
                     taken.later = None
                     taken.go_on(*taken.wish.answer())
@@ -194,14 +191,22 @@ class Together:
                         _serve(job, other)
                 else:
                     wait([job.later for job in jobs.values() if job.later is not None], return_when=FIRST_COMPLETED)
-                for job in jobs.values():
-                    if job.later is not None and job.later.done():
-                        answered, job.later = job.later.result(), None
-                        job.go_on(*answered)
-                        _serve(job, other)
         finally:
             for job in jobs.values():
+                if job.later is not None:
+                    job.later.cancel()
+            for job in jobs.values():
                 job.drop()
+
+
+def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
+    """Let the jobs go on whose wishes the other thread has computed. Returns whether there were any."""
+    done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
+    for job, later in done:
+        job.later = None
+        job.go_on(*later.result())
+        _serve(job, other)
+    return bool(done)
 
 
 def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:

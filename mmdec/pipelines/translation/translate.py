@@ -131,7 +131,7 @@ def translate_speech(
     check_threads(threads)
     least = check_min_confidence(min_confidence)
     sound.check_detector(pauses)
-    strategy = _strategy(strategy, verify)
+    strategy = chosen_strategy(strategy, verify)
     batch = recordings(audio, sample_rate)
     batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(model, device, vocoder, dtype)
@@ -152,8 +152,8 @@ def translate_speech(
         return batch.run(lambda given: read(given, sample_rate), decode, least)
 
 
-def _strategy(strategy: str | None, verify: bool) -> str | None:
-    """Check `strategy` and `verify`, and combine them. Returns None for the model's own strategy."""
+def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
+    """Check `strategy` and `verify`, and combine them. Returns None for the model's own strategy. Raises InputError."""
     if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
     if strategy is not None:

@@ -140,6 +140,12 @@ def test_where_outputs_go(tmp_path: Path) -> None:
         paths([a], tmp_path / "file")
 
 
+def test_a_strategy_beside_verify_is_refused() -> None:
+    result = run("translate", "x.wav", "--strategy", "nonsense", "--verify")
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception).startswith("`--strategy` must be left out with `--verify`")
+
+
 def test_every_strategy_is_named() -> None:
     """There is one list; the help is its text, and an evaluation takes some of it."""
     said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["translate", "--help"]).stdout

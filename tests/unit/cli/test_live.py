@@ -158,11 +158,18 @@ def test_text_comes_while_the_pipe_is_open(model: Path) -> None:
         (S16.tobytes(), ("--output", "a.txt"), "`--output` must be left out"),
         (S16.tobytes(), ("--compare",), "`--compare` must be left out"),
         (S16.tobytes(), ("--min-confidence", 0.5), "`--min-confidence` must be left out"),
+        (S16.tobytes(), ("--min-confidence", 0), "`--min-confidence` must be left out"),
+        (S16.tobytes(), ("--cut-at-pauses",), "`--cut-at-pauses` must be left out"),
+        (S16.tobytes(), ("--batch-size", 8), "`--batch-size` must be left out"),
+        (S16.tobytes(), ("--shard", "3/4"), "`--shard` must be left out"),
+        (S16.tobytes(), ("--engine", "ray"), "`--engine` must be left out"),
+        (S16.tobytes(), ("--workers", 7), "`--workers` must be left out"),
+        (S16.tobytes(), ("--table", "jsonl"), "`--table` must be left out"),
         (wav(S16)[:30], (), "ends within its header"),
         (wav(S16, subtype="ULAW"), (), "samples have code 7"),
         (wav(S16, form="FLAC")[:60], (), "`audio`"),
     ],
-    ids=range(12),
+    ids=range(19),
 )
 def test_errors_are_one_sentence(call, content: bytes, arguments: tuple[Any, ...], told: str) -> None:
     """The command's own frame prints an InputError as its sentence."""

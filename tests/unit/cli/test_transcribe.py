@@ -69,6 +69,14 @@ def test_pieces_at_pauses(call, model: Path, recordings: list[Path]) -> None:
     assert wanted[1].windows > 1
 
 
+def test_pieces_at_pauses_are_compared_one_recording_at_a_time(call, recordings: list[Path]) -> None:
+    found = call(*recordings, "--cut-at-pauses", "--compare", "--drafter", "lookup", "--json")
+    assert found.exit_code == 0, found.output
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [line["input"] for line in lines] == [str(path) for path in recordings]
+    assert [line["compared"]["same_text"] for line in lines] == [True] * 3
+
+
 def test_a_drafter_by_its_class_gives_the_same_text(call, recordings: list[Path]) -> None:
     plain = call(recordings[0], "--drafter", "none", "--json")
     drafted = call(recordings[0], "--drafter", "mmdec.drafters.lookup:Lookup", "--json")
@@ -147,6 +155,10 @@ def test_what_cannot_be_written_is_named(call, recordings: list[Path], tmp_path:
         (["--drafter", "eagle"], "`--drafter` must be"),
         (["--task", "sing"], "`--task` must be"),
         (["--no-speech-threshold", "0.6"], "`--logprob-threshold` must be given"),
+        (["--encoding", "bogus"], "`--encoding` must come with -, standard input"),
+        (["--rate", "77"], "`--rate` must come with -, standard input"),
+        (["--every", "0"], "`--every` must come with -, standard input"),
+        (["--pause", "1.0"], "`--pause` must come with -, standard input"),
     ],
 )
 def test_wrong_calls_end_with_2_and_one_line(

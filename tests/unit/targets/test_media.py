@@ -98,3 +98,17 @@ def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any],
     inputs = {"input_ids": torch.full((1, 3), 9), **changes}
     with pytest.raises(InputError, match=said):
         MediaTarget(vision_model(kind)).prefill(inputs, needs)
+
+
+@pytest.mark.parametrize(("kind", "where"), [("llava", "forward"), ("qwen2_vl", "get_rope_index")])
+def test_too_little_memory_is_no_malformed_input(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a batch is tried again one by one."""
+    model = copy.deepcopy(vision_model(kind))
+    inputs = batch_of(kind, [[[8, 9], Picture.random(1), [8]]])
+
+    def full(*_: object, **__: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(model if where == "forward" else model.base_model, where, full)
+    with pytest.raises(torch.OutOfMemoryError):
+        MediaTarget(model).prefill(inputs, Needs())

@@ -1,0 +1,34 @@
+"""Sets torch's CPU threads of one Python thread, and leaves those of the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+_setting = threading.Lock()  # held between reading the number for later threads and restoring it
+
+
+def set_own_threads(count: int) -> None:
+    """Set torch's CPU threads of this Python thread. torch gives a number that is set to threads that start later, too:
+    theirs is restored. count: from 1."""
+    if count == torch.get_num_threads():
+        return
+    with _setting, ThreadPoolExecutor(1) as other:
+        later = other.submit(torch.get_num_threads).result()  # of a thread that has just begun
+        torch.set_num_threads(count)
+        other.submit(torch.set_num_threads, later).result()
+
+
+@contextmanager
+def own_threads(count: int) -> Iterator[None]:
+    """Set torch's CPU threads of this Python thread within the block. count: from 1."""
+    before = torch.get_num_threads()
+    set_own_threads(count)
+    try:
+        yield
+    finally:
+        set_own_threads(before)

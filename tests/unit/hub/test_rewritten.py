@@ -1,0 +1,61 @@
+"""What is loaded once is loaded again when its folder is rewritten, and then the old one is let go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import weakref
+from pathlib import Path
+
+from mmdec.hub.find import LoadedModels, version
+from mmdec.hub.medusa import save_heads
+from mmdec.hub.whisper import load_whisper
+from tests.support.tiny_whisper import heads, write
+
+
+class Network:
+    """Stands for a model."""
+
+
+def rewrite(file: Path, seconds: int) -> None:
+    file.touch()
+    os.utime(file, (seconds, seconds))
+
+
+def test_one_version_of_a_folder_is_kept(tmp_path: Path) -> None:
+    models = LoadedModels[Network]()
+
+    def load(device: str) -> weakref.ref[Network]:
+        return weakref.ref(models.get((version(tmp_path), device), Network))
+
+    rewrite(tmp_path / "model.safetensors", 1)
+    on_cpu, on_gpu = load("cpu"), load("cuda:0")
+    assert load("cpu")() is on_cpu() is not None
+    rewrite(tmp_path / "model.safetensors", 2)
+    again = load("cpu")
+    assert on_cpu() is None
+    assert again() is not None
+    assert on_gpu() is not None  # until it is asked for there
+    load("cuda:0")
+    assert on_gpu() is None
+
+
+def test_a_drafter_s_own_folder_is_a_key_alone(tmp_path: Path) -> None:
+    models = LoadedModels[Network]()
+    rewrite(tmp_path / "heads.safetensors", 1)
+    first = weakref.ref(models.get(version(tmp_path), Network))
+    rewrite(tmp_path / "heads.safetensors", 2)
+    models.get(version(tmp_path), Network)
+    assert first() is None
+
+
+def test_heads_trained_anew_into_the_same_folder_are_read(tmp_path: Path) -> None:
+    whisper = load_whisper(write(tmp_path / "whisper", with_heads=False), "cpu")
+    folder = save_heads(tmp_path / "heads", heads(whisper.model, seed=1))
+    first = whisper.heads(folder)
+    assert whisper.heads(folder) is first
+    shutil.rmtree(folder)
+    save_heads(folder, heads(whisper.model, seed=2))
+    second = whisper.heads(folder)
+    assert second.name != first.name
+    assert whisper.heads(folder) is second
