@@ -28,9 +28,9 @@ from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.training.corpora.librispeech import SOUNDS
 from mmdec.types import MmdecError
 
-SHORTEST, LONGEST = 1.5, 40.0  # seconds; their logarithms are evenly spread
-BLOCK = 20  # recordings between two turns
-SIDE = 8  # decoded side by side
+SHORTEST, LONGEST = 1.5, 40.0  # seconds; the logarithms of lengths are spread evenly
+BLOCK = 20  # recordings that one side decodes before it is the other side's turn
+SIDE = 8  # batch size of decoding side by side
 
 
 def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
@@ -46,7 +46,7 @@ def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
 
 
 def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
-    """What `transcribe` decodes of recordings with `cut_at_pauses=True`."""
+    """Cut recordings into the pieces that `transcribe` decodes with `cut_at_pauses=True`."""
     most = 30 * SAMPLE_RATE
     cut = [cut_at_pauses(one, most) if len(one) > most else [] for one in recordings]
     return [
@@ -55,9 +55,9 @@ def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
 
 
 def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds of all recordings and, by block, how many times faster they are side by side.
+    """Measure the seconds of all recordings and, by block, how many times faster decoding side by side is.
 
-    options: for `transcribe`. Raises MmdecError if tokens differ.
+    options: keyword arguments of `transcribe`. Raises MmdecError if the tokens of both sides differ.
     """
     ratios, walls, windows, encoder, stopwatch = list[float](), list[float](), 0, 0.0, Stopwatch()
     seconds, wall = ({"one after another": 0.0, "side by side": 0.0} for _ in range(2))

@@ -1,4 +1,5 @@
-"""Times SpecVLM's drafter against EAGLE-2's of the same sizes, by the number of visual tokens: cache, prompt, rounds.
+"""Times SpecVLM's drafter against EAGLE-2's of the same sizes, for several numbers of visual tokens: the size of the
+cache, the pass over the prompt, and rounds.
 
 Weights, embeddings and features are random, which costs the same time as trained ones. An oracle accepts the first
 `accepted` nodes of each draft, wherever they are in the tree, because random weights grow shallow trees. The target
@@ -32,13 +33,13 @@ SIZES: dict[str, dict[str, int]] = {  # drafter sizes for targets: the shipped m
     "7B": {"hidden_size": 4096, "vocab_size": 32064, "intermediate_size": 11008, "num_attention_heads": 32},
 }
 VISUAL = (64, 256, 1024)  # tokens of the image
-BEFORE, AFTER = 8, 24  # text tokens before and after it
+BEFORE, AFTER = 8, 24  # text tokens before and after the image
 PLAN = Plan(nodes=59, depth=7)  # the tree of EAGLE-2 and SpecVLM, root not counted
-ROUNDS = 8  # in each run
+ROUNDS = 8  # number of rounds in each run
 
 
 class Run:
-    """A drafter with one prompt, and rounds in which the oracle accepts nodes."""
+    """Runs a drafter on one random prompt and in rounds whose drafts an oracle accepts in part."""
 
     def __init__(self, drafter: TreeGrowing, visual: int, accepted: int) -> None:
         self.drafter, self.accepted = drafter, accepted
@@ -64,7 +65,7 @@ class Run:
 
     @torch.inference_mode()
     def begun(self) -> Memory:
-        """A memory after the prompt and one round without acceptance."""
+        """Return a new memory after the prompt and one round in which no node is accepted."""
         memory = self.prompt()
         self._accept(memory, single(torch.ones_like(self.context.tokens[:, 0])), 0)
         return memory
@@ -97,8 +98,8 @@ def bench_compressor(
 ) -> BenchReport:
     """Time each compressor at each number of visual tokens.
 
-    Rows have the columns of both caches and their ratio, and pairs of prompt passes and of rounds: a = EAGLE-2, b =
-    SpecVLM, in milliseconds and as the ratio b / a.
+    A row of the report has the numbers of columns of both caches and their ratio. It also has the times of prompt
+    passes and of rounds: the milliseconds of a = EAGLE-2 and of b = SpecVLM, and the ratio b / a.
     """
     torch_device = prepared(device, threads)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
@@ -159,7 +160,7 @@ def _rounds(run: Run) -> Callable[[], None]:
 
 
 def random_drafter(size: str, compressor: str | None, device: torch.device, dtype: torch.dtype) -> TreeGrowing:
-    """SpecVLM's drafter with only this compressor, with random weights; None: EAGLE-2's drafter."""
+    """Build a drafter with random weights: SpecVLM's with this one compressor, or, for None, EAGLE-2's."""
     sizes = SIZES[size]
     heads = sizes["num_attention_heads"]
     fields: dict[str, Any] = {

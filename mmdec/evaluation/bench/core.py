@@ -67,7 +67,7 @@ class Noise:
 
 
 def random_model(size: str, text: str = "repeating", device: str = "cpu") -> PreTrainedModel:
-    """A Llama of `SIZES` with random weights."""
+    """Build a Llama with random weights. size: a key of `SIZES`. text: a key of `TEXTS`."""
     torch.manual_seed(0)
     heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
     sizes: dict[str, Any] = {**SIZES[size], **heads}
@@ -83,8 +83,8 @@ def bench_core(
     threads: int = 2,
     log: Log = no_log,
 ) -> BenchReport:
-    """Time four things: the core's share of a round; prompt lookup against transformers'; batch 8 against batch 1; a
-    drafter that is always wrong."""
+    """Time four things: the core's share of a round (the core is all except target and drafter); our lookup drafter
+    against transformers' prompt lookup; batch 8 against batch 1; a drafter that is always wrong."""
     torch_device = prepared(device, threads)
     largest = sizes[-1]
     lookup: dict[str, dict[str, Any]] = {}
@@ -128,7 +128,7 @@ def bench_core(
 
 
 def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
-    """Token ids (B, PROMPT): a phrase, four times."""
+    """Return token ids (B, PROMPT): a random phrase, repeated four times."""
     generator = torch.Generator().manual_seed(1)
     phrase = torch.randint(3, model.config.vocab_size, (batch, PROMPT // 4), generator=generator)
     return phrase.repeat(1, 4).to(model.device)
@@ -146,7 +146,7 @@ def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
 
 
 def _core_share(size: str, device: str) -> dict[str, Any]:
-    """Seconds of the core over those of the target's pass, in rounds of 16 nodes (root included), none accepted."""
+    """Divide the core's seconds by those of the target's pass. A draft has 16 nodes with its root; none is accepted."""
     model = random_model(size, device=device)
     drafter = Noise(model.config.vocab_size)
     generation = generate(

@@ -38,7 +38,7 @@ LOOKUP = "prompt lookup"
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question, and the length of its answer."""
+    """A question, and the number of tokens in its greedy answer."""
 
     question: ImageQuestion
     tokens: int
@@ -69,9 +69,9 @@ def bench_vlm(
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
-    questions, images, allow_absolute_paths, prompt: as for `evaluate_vlm`. per_task: take so many questions of each
-        task, evenly spaced.
-    drafters: as `describe` takes them; the first one is also compared with the others.
+    questions, images, allow_absolute_paths, prompt: what is asked about which pictures, see `evaluate_vlm`.
+    per_task: number of questions from each task, evenly spaced.
+    drafters: names or folders, as `mmdec.describe` takes them. They are also compared with each other.
     plan: draft size, see `parse_plan`.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
@@ -131,7 +131,7 @@ def _all_methods(
 ) -> dict[str, Any]:
     greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
     lookup, left_out = Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED}), dict[str, str]()
-    try:  # not every transformers model can do this
+    try:  # not every model of transformers can decode with prompt lookup
         harness.measure(chosen[:1], lookup)
     except (MmdecError, MemoryError):
         raise
@@ -171,7 +171,7 @@ def _all_methods(
 
 
 def _groups(answered: Sequence[AnsweredQuestion]) -> dict[str, list[int]]:
-    """Indices of all questions, of each task and of each length."""
+    """Group the indices of the questions: all, by task, and by length of the answer."""
     groups = {"all": list(range(len(answered)))}
     for task in sorted({entry.question.task for entry in answered}):
         groups[f"task {task}"] = [index for index, entry in enumerate(answered) if entry.question.task == task]

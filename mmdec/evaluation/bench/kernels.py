@@ -62,7 +62,7 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
         for subject, group, timed, row in sides
         for other, found in row["against"].items()
     )
-    # The row's dtype is that of keys and values.
+    # The report's dtype is that of keys and values.
     machine = hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads)
     left_out = {name: why for row in attention for name, why in row.get("not_measured", {}).items()}
     return BenchReport(
@@ -116,7 +116,7 @@ def _attention(
     for other, run in others.items():
         try:
             result = run()
-        except Exception as error:  # compiled only now; this needs a C compiler and a supported shape
+        except Exception as error:  # the first call compiles FlexAttention; needs a C compiler and a supported shape
             if other != FLEX:
                 raise
             row["not_measured"] = {FLEX: f"{type(error).__name__}: {error}"[:300]}
@@ -131,7 +131,7 @@ def _attention(
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
-    """FlexAttention with the same tree, compiled."""
+    """Return a function that calls compiled FlexAttention with the same tree mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     above = mask.ancestors[0]
@@ -174,7 +174,7 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str,
 
 
 def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> list[dict[str, Any]]:
-    """Time the graph loss and its gradient against dense torch with autograd; on a GPU also peak memory."""
+    """Time the DAG loss and its gradient against dense torch with autograd. On a GPU, measure peak memory, too."""
     batch, tokens, size = shape
     match = torch.randn(batch, tokens, size, device=device)
     links = torch.randn(batch, size, size, device=device)
@@ -208,7 +208,7 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
 
 
 def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
-    """Log P (B,) of whole graphs by the plain formula: one log-sum-exp over (B, L, L) for each token."""
+    """Compute log P (B,) of whole DAGs by the plain formula: one log-sum-exp over (B, L, L) for each token."""
     alpha = torch.full_like(match[:, 0], -torch.inf)
     alpha[:, 0] = match[:, 0, 0]
     for t in range(1, match.shape[1]):
@@ -231,7 +231,7 @@ def _same(what: str, result: Tensor, reference: Tensor) -> None:
 
 
 def _least(run: Callable[[], object], repeats: int) -> float:
-    """The smallest CPU time of this thread over the repeats, because other processes disturb it least."""
+    """Return the smallest CPU time of the repeats in this thread: the repeat that other processes disturbed least."""
     laps = []
     for _ in range(repeats):
         begin = time.thread_time()
@@ -242,7 +242,7 @@ def _least(run: Callable[[], object], repeats: int) -> float:
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Median seconds of a call on this GPU, from runs of 20 calls in a row."""
-    laps, stream = [], torch.cuda.current_stream(device)  # without one, an event uses the current GPU
+    laps, stream = [], torch.cuda.current_stream(device)  # without a stream, an event uses the current GPU
     for _ in range(repeats + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)
@@ -255,7 +255,7 @@ def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> f
 
 
 def _copy_bandwidth(device: torch.device) -> float:
-    """The bandwidth of a 1 GiB copy in GB/s, bytes read and written."""
+    """Measure the bandwidth of a 1 GiB copy in GB/s. Both reading and writing a byte count."""
     source = torch.empty(2**30, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / _seconds(lambda: target.copy_(source), 9, device) / 1e9
@@ -281,7 +281,8 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """`provenance.surroundings`, and `active` or `why_not` for each kernel and the fast pass; JSON-ready."""
+    """Describe this machine, JSON-ready: `provenance.surroundings`, and whether each kernel and the fast pass (draft
+    passes as CUDA graphs) can run here. If not, `why_not` is the reason."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)
     report["kernels"] = [

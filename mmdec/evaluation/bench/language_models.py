@@ -3,11 +3,10 @@
 Before any timing, each method answers each prompt once. If the tokens of one of mmdec's methods differ from those of
 greedy `generate`, there is no report. A prompt on which one of transformers' own methods differs is left out of that
 comparison and counted. Then all methods run in turn, A B C D A B C D, prompt by prompt, each by `model.generate` on
-the same token ids. Wall clock and processor time
-are of the whole call.
+the same token ids. Wall clock and processor time are those of the whole call.
 
-The first tokens are also timed without statistics of earlier calls, as in a new process: mmdec has learned nothing of
-drafter and machine.
+The first tokens are also timed without statistics of earlier calls, as in a new process: there, mmdec has learned
+nothing about the drafter and the machine yet.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ COPIED = 10  # the most tokens that transformers' prompt lookup copies: the valu
 PLAIN, SMALL = "plain", "small model"
 LOOKUP, ASSISTED = "prompt lookup", "assisted generation"
 PROCESSOR = "processor"
-FIRST = 20  # new tokens of a call that is timed as the first one
+FIRST = 20  # new tokens of a call that is timed like the first call in a new process
 LEAST = 8  # the fewest new tokens worth a comparison
 MAX_NEW_TOKENS = 128
 
@@ -60,9 +59,9 @@ class Encoded:
 
 @final
 class LanguageHarness(Harness[Encoded]):
-    """A language model on encoded prompts.
+    """Runs a language model on encoded prompts.
 
-    most: maximum number of new tokens. afresh: whether each call of mmdec starts without measurements of earlier ones.
+    most: maximum number of new tokens. afresh: whether each call of mmdec starts without statistics of earlier calls.
     """
 
     what: ClassVar[str] = "prompt"
@@ -80,7 +79,7 @@ class LanguageHarness(Harness[Encoded]):
             statistics = DecodingStatistics() if self.afresh else self.statistics
             decoding = DecodingOptions(**options, statistics=statistics, on_round=rounds.append)
             options = {"custom_generate": Speculation(decoding)}
-        generate: Any = self.model.generate  # torch types what it finds in a module as a tensor
+        generate: Any = self.model.generate  # torch's types take any attribute of a module for a tensor
         most = min(self.most, prompt.new_tokens)
         with ExitStack() as stack:
             stack.enter_context(quiet())
@@ -134,10 +133,10 @@ def bench_language(
 ) -> BenchReport:
     """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
 
-    model: directory or hub id of the language model. draft: a smaller one's, which drafts for it; None: none.
+    model: directory or hub id of the language model. draft: those of a smaller model, which drafts; or None.
     data: a file of prompts, see `read_prompts`. Default None: eight kinds of instruction for a model with a chat
         template, else beginnings of stories.
-    per_kind: use so many prompts of each kind, evenly spaced. max_new_tokens: an answer's maximum.
+    per_kind: number of prompts of each kind, evenly spaced. max_new_tokens: the most new tokens of an answer.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = LanguageBench(**options)
@@ -211,9 +210,9 @@ def _built_in(language: LoadedLanguageModel) -> Sequence[TextPrompt]:
 
 
 def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -> tuple[list[Encoded], int]:
-    """The prompts as token ids, and the number of those that leave too few positions for an answer.
+    """Encode prompts as token ids. Returns them, and the number of prompts that were too long for the model.
 
-    Raises: InputError if none is left.
+    most: the most new tokens of an answer. Raises: InputError if all prompts are too long.
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)
@@ -250,7 +249,7 @@ def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -
 
 
 def _why_not(harness: LanguageHarness, prompt: Encoded, method: Method) -> str:
-    """Why transformers cannot run one of its methods here, or ""."""
+    """Try one of transformers' methods. Returns why it cannot run here, or ""."""
     try:
         harness.measure([prompt], method)
     except (MmdecError, MemoryError):
@@ -270,28 +269,28 @@ def _rows(found: Any, subject: Method, baseline: Method, group: str) -> list[Com
 
 
 def _passes(measured: Measurements, method: Method) -> Quantity:
-    """Tokens that a method gets from a pass of the model, the prompt's pass apart."""
+    """Divide a method's tokens by the passes of the model. The prompt's pass and its token do not count."""
     runs = [repeats[0] for repeats in measured[method.name]]
     tokens = sum(len(run.tokens[0]) - 1 for run in runs)
     passes = sum(run.passes - 1 for run in runs)
     return Quantity(f"{method.name}: tokens of a pass of the model", tokens / max(passes, 1), "tokens", len(runs))
 
 
-KINDS = ("category", "task", "topic", "kind")  # fields of a row with the kind of its prompt
+KINDS = ("category", "task", "topic", "kind")  # a row's first of these fields is the kind of its prompt
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """A prompt: a chat that ends with the user's message. A model without a chat template continues the last one."""
+    """A prompt: a chat that ends with the user's message. Models without a chat template continue that message."""
 
     task: str  # results are grouped by it
     messages: tuple[Message, ...]
 
     @classmethod
     def asked(cls, task: str, *texts: str) -> TextPrompt:
-        """A chat of texts in turn, the user's first."""
+        """Make a chat of texts, said by the user and the assistant in turn. The user begins."""
         roles = ("user", "assistant")
         return cls(task, tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(texts)))
 
@@ -395,8 +394,8 @@ BEGINNINGS = (  # short, in plain letters: small models of stories have few posi
 
 
 def read_prompts(path: str | Path) -> list[TextPrompt]:
-    """The prompts of a file, see `read_chats`: a chat is answered after its last question, its kind is the row's
-    `category`, `task`, `topic` or `kind`.
+    """Read prompts from a file of chats (formats: see `read_chats`). A prompt ends with its chat's last question. Its
+    kind is the row's field `category`, `task`, `topic` or `kind`.
 
     Raises: InputError for a file that is missing, empty or in another format, naming the line.
     """

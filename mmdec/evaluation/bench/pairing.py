@@ -125,12 +125,12 @@ def middle(group: str) -> float | None:
 
 
 def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:
-    """Compare b with a on some groups of inputs; a JSON-ready dict.
+    """Compare b with a on some groups of inputs. Returns a JSON-ready dict.
 
     groups: indices of groups. Seconds are sums over the groups of the median over repeats, and `ratio` is the ratio of
         these sums. `median` and the quartiles `low` and `high` are those of the ratios of neighbouring runs. Tokens per
-        round include the bonus or correction token, but not the pass over the prompt; accepted tokens per round exclude
-        it. Tokens per pass of b are None for batches.
+        round include the bonus or correction token; accepted tokens per round do not. Neither counts the pass over the
+        prompt. Tokens per pass of b are None for batches.
     """
     if not groups:
         return {"n": 0}
@@ -158,7 +158,7 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
 def stages(measured: Measurements, groups: Sequence[int]) -> dict[str, dict[str, float]]:
     """The milliseconds of each stage, for each method: the median over repeats, then the mean over groups.
 
-    The drafter's time is separate from the decoder's here; transformers' loops do not report it.
+    Here the decoder's time does not include the drafter's. transformers' loops report no drafter's time.
     """
     spent: dict[str, dict[str, float]] = {}
     for name, runs in measured.items():
@@ -230,7 +230,7 @@ class DepthRecorder(ForwardingDrafter):
         super().update(memory, draft, scores, verdict)
 
     def shares(self) -> list[float]:
-        """For each depth 1, 2, ...: of the drafts with a node there, the share that was accepted there."""
+        """Return one share for each depth 1, 2, ...: drafts accepted to this depth / drafts that have a node there."""
         return [self._accepted[depth] / self._reached[depth] for depth in sorted(self._reached)]
 
 

@@ -1,8 +1,9 @@
 """Times whole passes of models with random weights: the end-to-end gain of tree attention and of the fast pass.
 
-There are two rows: a language model's pass over a draft tree after a long prefix, with tree attention or with SDPA and
-a dense mask; and a round of a speech model with the fast pass on or off (`passes_transcription.py`). Random weights
-cost the same time as trained ones. The logits of both variants are compared before anything is timed.
+There are two rows. The first is a language model's pass over a draft tree after a long prefix, with tree attention or
+with SDPA and a dense mask. The second is a round of a speech model with the fast pass on or off: on a GPU, the fast
+pass replays captured CUDA graphs (`passes_transcription.py`). Random weights cost the same time as trained ones. The
+logits of both variants are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def bench_passes(
     threads: int = 1,
     log: Log = no_log,
 ) -> BenchReport:
-    """Time both rows. A row that does not fit into the GPU's memory is left out and listed.
+    """Time a language model's pass and a speech model's round. What does not fit into the GPU's memory is listed only.
 
     sizes: None: those of `SIZES` for the device. Raises MmdecError if two results differ.
     """
@@ -83,7 +84,7 @@ def bench_passes(
             measured, missing = [], {name: f"not enough GPU memory: {str(error).partition(chr(10))[0]}"[:300]}
         rows += measured
         not_measured |= missing
-    # The row's dtype is the language model's.
+    # The report's dtype is the language model's.
     machine = hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads)
     return BenchReport(
         bench="passes",
@@ -135,8 +136,8 @@ def text_pass(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Time the pass over a draft, including its acceptance. Returns rows, and what was not measured.
 
-    In the fast pass, SDPA also reads a cache slot's free columns, at most a quarter more than there are tokens; tree
-    attention skips them. So where the fast pass is used, SDPA is also timed without it.
+    In the fast pass (CUDA graphs) the cache has free columns: at most a quarter more columns than tokens. SDPA reads
+    them, tree attention skips them. So where the fast pass is used, SDPA is also timed with the fast pass off.
     """
     tree = random_text_model(sizes.text, 2 * sizes.prefix, device, dtype)
     dense: Any = twin(tree)
@@ -175,7 +176,7 @@ def _tokens(count: int, vocabulary: int) -> Tensor:
 
 
 def _wanted_a_gpu() -> dict[str, str]:
-    """The rows that need a GPU, as not measured on the CPU."""
+    """Name the rows that need a GPU, each with the reason why it is not measured here."""
     gpu = SIZES["cuda"]
     reason = "the CPU was asked for" if torch.cuda.is_available() else "no GPU"
     return {

@@ -49,8 +49,8 @@ ROUNDS = 4  # compared rounds: the fast pass captures a graph at the third and t
 
 
 def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A Whisper of `SPEECHES` with random weights, created on the device. It never ends a text, because the end token's
-    row of the output matrix is 0."""
+    """Create a Whisper with random weights on the device. size: a key of `SPEECHES`. The model never ends a text,
+    because the end token's row of the output matrix is 0."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(SPEECHES[size])
     width, layers, heads = sizes.pop("d_model"), sizes.pop("layers"), sizes.pop("heads")
@@ -77,8 +77,8 @@ def speech_rounds(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Time a whole round and its target pass. Returns rows, and what was not measured.
 
-    Logits are compared first; in float32 the texts must be equal, too. In bfloat16 rounding may change the choice
-    between two tokens of a random model; the row then records this.
+    Logits are compared first; in float32 the texts must be equal, too. In bfloat16, rounding may change which of two
+    tokens a random model chooses; the row's `equal_texts` then is False.
     """
     on = random_speech_model(size, device, dtype)
     off = twin(on)
@@ -191,7 +191,7 @@ class Run:
 
     @torch.inference_mode()
     def __call__(self, draft: Draft) -> Tensor:
-        """Logits (1, N, V)."""
+        """Score a draft and commit its root. Returns logits (1, N, V)."""
         scores = self.target.score(self.session, draft)
         root, following = torch.zeros_like(draft.tokens[:, :1]), draft.tokens[:, 0]
         verdict = Verdict(

@@ -1,13 +1,13 @@
 """Times mmdec beside transformers and another engine with the same Whisper, on anybody's recordings.
 
 CTranslate2, faster-whisper's engine, gets the weights by its own converter, and features from the same extractor. It
-decodes a window; what lies between windows (`long_form`) is transformers' rule: whole segments are kept, and the next
-window begins where the last one of them ended. All engines decode greedily, without fallback.
+decodes single windows. `long_form` moves from window to window by transformers' rule: it keeps whole segments, and the
+next window begins at the end of the last segment. All engines decode greedily, without fallback.
 
-Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each
-engine runs with one thread and with `threads`; a ratio of the wall clock takes each at its better number. Processor
-seconds are those of one thread: on a busy machine they are surer. In int8 texts may differ from float32's: words wrong
-are given for each engine where transcripts lie beside the recordings (.txt).
+Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each engine runs with one thread and
+with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. Processor seconds
+are those of runs with one thread: on a busy machine they vary less. In int8, texts may differ from those of float32, so
+the share of wrong words is given for each engine if transcripts (.txt) lie beside the recordings.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of one window ->
 @final
 @dataclass
 class Timed:
-    """One engine with one number of threads: its texts, and the seconds of each recording's repeats."""
+    """The texts of one engine with one number of threads, and the seconds of each repeat of each recording."""
 
     call: Call
     texts: dict[int, str] = field(default_factory=dict[int, str])
@@ -61,7 +61,7 @@ class Timed:
     processor: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
 
     def total(self) -> float:
-        """Seconds of all recordings: the sum of medians."""
+        """Add up the recordings' seconds: of each recording, the median over its repeats."""
         return _total(self.seconds)
 
 
@@ -82,9 +82,9 @@ def bench_peer(
     """Time mmdec, transformers and another engine on recordings of any length.
 
     recordings: audio files; the transcript of each may lie beside it (.txt). model: a shipped name, a folder or a hub
-        id. peer: "ctranslate2". heads: mmdec's drafter. repeats: timed calls of each. language: None: detected.
-        threads: the most of an engine.
-    Returns: the report; its ratios are the other's seconds over the subject's.
+        id. peer: "ctranslate2". heads: mmdec's drafter. repeats: timed calls of each engine and recording. language:
+        None: detected. threads: each engine runs with one thread and with this number.
+    Returns: the report; its ratios are the baseline's seconds over the subject's.
     Raises: InputError where the peer is unknown or not installed, or there are no recordings.
     """
     if peer not in PEERS:
@@ -153,7 +153,7 @@ def _report(
 
 
 def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
-    """Run all sides in turn on every recording, after a call of each that is not timed."""
+    """Run all sides in turn on every recording, after one call of each side that is not timed."""
     stopwatch = Stopwatch()
     for side in sides:
         side.call(sounds[0][: 5 * SAMPLE_RATE])
@@ -161,7 +161,7 @@ def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log:
         for index, samples in enumerate(sounds):
             for side in sides:
                 stopwatch.lap()
-                start = stopwatch.process()  # of all threads: the other engine has its own
+                start = stopwatch.process()  # processor time of all threads: the other engine has threads of its own
                 side.texts[index] = side.call(samples)
                 used, lap = stopwatch.process() - start, stopwatch.lap()
                 side.seconds[index, repeat], side.processor[index, repeat] = lap, used
@@ -169,8 +169,8 @@ def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log:
 
 
 def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
-    """Rows for some recordings: each pair of engines, by the wall clock at their better threads, and by one thread's
-    processor seconds."""
+    """Compare each pair of engines on some recordings: by the wall clock with the number of threads that is faster for
+    each, and by processor seconds with one thread. Returns the report's rows."""
     rows: list[Comparison] = []
     for subject, baseline in PAIRS:
         a, b = (
@@ -196,10 +196,10 @@ def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Compariso
 
 
 def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
-    """Tokens of a recording that is longer than a window.
+    """Decode a recording that is longer than a window. Returns its tokens.
 
-    decode: reads one window. features: (1, mels, T). size: frames of a window. first: the first token of a time.
-    Source: transformers' `_retrieve_segment`, in its effect.
+    decode: reads one window. features: (1, mels, T). size: frames of a window. first: id of the timestamp token 0.00.
+    Source: the same rule as transformers' `_retrieve_segment`.
     """
     said, at = list[int](), 0
     while at < features.shape[-1]:
@@ -211,14 +211,15 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
             said, at = said + tokens, at + part.shape[-1]
         else:
             said += tokens[: ends[-1] + 1]
-            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a time is two frames
+            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a step of timestamps is two frames
     return said
 
 
 def peer_calls(
     whisper: LoadedWhisper, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]
 ) -> dict[tuple[str, int], Call]:
-    """CTranslate2's calls. converted: a new folder for its weights. Raises InputError if it is not installed."""
+    """Return CTranslate2's calls, by engine and threads. converted: a new folder for the weights in its format. Raises
+    InputError if CTranslate2 is not installed."""
     try:  # imported by name: without the package, its types cannot be read
         engine: Any = import_module("ctranslate2")
         converters: Any = import_module("ctranslate2.converters")

@@ -89,7 +89,7 @@ def training_curves(path: str | Path) -> dict[str, list[tuple[float, float]]]:
 
 def _float(text: object) -> float | None:
     try:
-        value = float(text)  # type: ignore[arg-type] # a TypeError for what is no text is meant
+        value = float(text)  # type: ignore[arg-type] # what is no text raises TypeError, caught below
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) else None
@@ -110,7 +110,7 @@ def import_pyplot() -> Any:
 def new_figure(
     pyplot: Any, rows: int = 1, columns: int = 1, panel: tuple[float, float] = (6.4, 4.0)
 ) -> Iterator[tuple[Any, Any]]:
-    """A context with a new figure, closed at its end, and its axes. panel: width and height in inches."""
+    """Yield a new figure and its axes; close the figure at the end. panel: width and height of each axes in inches."""
     size = (panel[0] * columns, panel[1] * rows)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     try:
@@ -185,7 +185,7 @@ def _stages(axes: Axes, report: BenchReport) -> bool:
 
 
 def _depths(axes: Axes, report: BenchReport) -> bool:
-    """Plot, for each depth, the share of drafts with a node there that was accepted."""
+    """Plot the accepted share at each depth: accepted drafts / drafts that have a node at this depth."""
     for name, shares in report.depths.items():
         axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
     if not report.depths:

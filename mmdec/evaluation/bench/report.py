@@ -1,4 +1,4 @@
-"""The report format of all benchmarks, its JSON and its tables: a `BenchRun` holds one `BenchReport` for each.
+"""The report format of all benchmarks, its JSON and its tables. A `BenchRun` holds one `BenchReport` a benchmark.
 
 All outputs (table, Markdown, plots, comparison with a saved run) use only this format. Further results of a benchmark
 are in `details`, unprocessed. A file of another version of the format is refused.
@@ -35,11 +35,11 @@ Kind = Literal["all", "length", "task", "batch", "draft size", "shape"]
 
 @dataclass(frozen=True)
 class Exactness:
-    """The comparison of outputs that was made before any timing."""
+    """Result of a comparison of outputs before any timing: how many inputs have equal outputs."""
 
     what: str
     equal: int  # number of inputs with equal outputs
-    of: int
+    of: int  # number of inputs
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Comparison:
     subject: str  # the method whose speed-up this is
     baseline: str
     group: str  # name of a group of inputs: "40+ words"
-    kind: Kind  # what the groups are made by
+    kind: Kind  # the property by which inputs are grouped
     timed: str  # "wall clock", "decoder", ...
     times: float | None  # seconds of the baseline over seconds of the subject
     low: float | None  # quartiles, or the extremes if `spread` says so
@@ -208,7 +208,7 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
 
 
 def markdown(run: BenchRun, changes: Changes | None = None) -> str:
-    """The same tables as Markdown."""
+    """A run as Markdown, with the same tables as `screen`."""
     lines: list[str] = []
     for title, head, rows in sections(run, changes):
         if head:
@@ -263,7 +263,7 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """A table by length for each baseline that is no subject, and a table by task with a column a subject."""
+    """Yield a table by length for each baseline that is not also a subject, and one by task with a column a subject."""
     shown = [row for row in comparisons if row.timed == WALL]
     subjects = list(dict.fromkeys(row.subject for row in shown))
     baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
@@ -396,7 +396,7 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(map(_cell, cells))} |"
 
 
-SURROUNDINGS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch", "python")  # and each version
+SURROUNDINGS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch", "python")  # and the packages' versions
 
 
 @dataclass(frozen=True)
@@ -427,7 +427,7 @@ class Changes:
 
 
 def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
-    """Compare the reports with equal names. Benchmarks that only one run has are listed."""
+    """Compare two runs, benchmark by benchmark. What only one of them has is listed. source: the saved run's name."""
     warnings: list[str] = []
     rows: list[Change] = []
     only_now: list[tuple[str, ...]] = []
@@ -449,7 +449,7 @@ def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """How two runs' machines and versions differ, without what does not affect speed: commit, date, command."""
+    """List how the machines and versions of two runs differ. Commit, date and command do not affect speed: ignored."""
     lines = [
         f"{name} {before.get(name)!s} then, {now.get(name)!s} now"
         for name in SURROUNDINGS

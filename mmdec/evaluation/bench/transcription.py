@@ -88,8 +88,8 @@ def bench_asr(
 
     recordings: audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
     assistant: directory of a smaller Whisper; None: build one from the model's own layers.
-    plan: draft size, see `parse_plan`. sweep: further draft sizes, for long recordings only, single and in batches.
-    batch: number of long recordings in a batch. allow_absolute_paths: see `Admission`.
+    plan: draft size, see `parse_plan`. sweep: further draft sizes, for long recordings, one by one and in batches.
+    batch: number of long recordings in a batch. allow_absolute_paths: accept absolute paths in the corpus's lists.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = AsrBench(**options)

@@ -4,7 +4,7 @@
 of each strategy against the autoregressive baseline. It also times the two decoders alone by source length, without a
 public call, because the baseline's length is fixed there. `bench_paper` times a model of the paper's size with random
 weights against a decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware.
-With a judge (`quality/judge_transcription.py`), whole calls are timed against its own translation, too.
+With a judge (`quality/judge_transcription.py`), whole calls are also timed against the judge's own translation.
 
 Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
 full pass, and its beam search with one beam gives the greedy units.
@@ -210,7 +210,8 @@ def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
 
 
 def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
-    """Three calls after a warm-up: seconds from file to samples over the source's seconds, and each stage's seconds."""
+    """Time three calls after a warm-up. Returns for each call: its seconds from file to samples divided by the source's
+    seconds, and the seconds of each stage."""
     translate_speech(path, model=translator)
     calls = []
     for _ in range(3):
@@ -223,7 +224,7 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
 def _whole_calls(
     translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judging | None, log: Log
 ) -> dict[str, Any]:
-    """Time whole calls on a file of `WHOLE` seconds, to samples: against the baseline and the judge's text."""
+    """Time whole calls, from a file of speech to samples, against the baseline and the judge, which returns text."""
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
     }
@@ -297,9 +298,9 @@ def bench_paper(
 ) -> BenchReport:
     """Time a DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights.
 
-    a: graph decoder, lookahead, adaptor and FastSpeech 2 with `UNITS_A_SECOND` phones of equal duration. b: 6 layers of
-        width 512 over 1000 units, 25 a second, greedy and with beams. Encoder and vocoder are not included; the encoder
-        states are random, of the paper's shape.
+    In the report, a is DASpeech: graph decoder, lookahead, adaptor and FastSpeech 2, `UNITS_A_SECOND` phones of equal
+    duration. b is S2UT: 6 layers of width 512 over 1000 units, 25 units a second, greedy and with beams. Encoder and
+    vocoder are not included; the encoder states are random, of the paper's shape.
     """
     check_threads(threads)
     check_device(device)
@@ -337,7 +338,7 @@ def bench_paper(
 
 
 def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Any]:
-    """Time both for `length` seconds of source, with random encoder states of the paper's shape."""
+    """Time both decoders for `length` seconds of source, with random encoder states of the paper's shape."""
     target = next(network.parameters()).device
     frames = torch.tensor([round(100 * length)], device=target)
     sizes = (frames + 3) // 4
@@ -367,7 +368,7 @@ def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, re
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
-    """Check the baseline on encoder states (1, S, d). Raises MmdecError if it is wrong: it is not timed then."""
+    """Check the baseline on encoder states (1, S, d). Raises MmdecError if a wrong baseline would be timed."""
     units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)
     logits = decoder(tokens, states, sizes)[0]  # (M + 1, V)

@@ -4,8 +4,8 @@
 see `corpora/image_text.py`. `mmdec eval vlm` prints the report.
 
 mmdec's costs are those that `mmdec.describe` returns. transformers' loops run through `model.generate`, on the tensors
-that `describe` would give it. A call's seconds divide into features (pixels and text become tensors), encoder (the
-vision encoder) and decoder: all the rest up to the text. The total also includes opening the pictures' files.
+that `describe` would give the model. A call's seconds have three parts: features (pixels and text become tensors),
+encoder (the vision encoder) and decoder (all the rest up to the text). The total also includes opening the pictures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mmdec.types import InputError
 
 @final
 class DescriptionHarness(Harness[ImageQuestion]):
-    """A LoadedVlm, and the maximum number of new tokens of an answer."""
+    """Answers questions with a LoadedVlm, in at most `max_new_tokens` each."""
 
     what: ClassVar[str] = "question"
 
@@ -58,7 +58,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         return question.question.replace(IMAGE, self.vlm.image_token)
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
-        """mmdec's answers to one batch. Raises InputError, or BatchError if some of a batch are refused."""
+        """Answer one batch with mmdec. Raises InputError, or BatchError if some questions of the batch are refused."""
         images: list[Any] = [question.images for question in questions]
         prompts = [self.prompt(question) for question in questions]
         options: dict[str, Any] = {**self.options, **method.options}
@@ -106,7 +106,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         inputs = tensors(vlm, [render(vlm, [user_message(vlm, question)]) for question in read], read)
         features = stopwatch.lap()
         with timed_passes(self.model.get_encoder("image"), device, lambda seconds, *_: vision.append(seconds)):
-            generated: Any = self.model.generate(  # type: ignore[operator] # torch types what it finds in a module as a tensor
+            generated: Any = self.model.generate(  # type: ignore[operator] # torch's types say tensor
                 **inputs, **self.options, **method.options
             )
         rows = [_cut(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
@@ -126,7 +126,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
 
 def _cut(row: list[int], model: Any) -> list[int]:
-    """A row of tokens without the padding after its end."""
+    """Return a row of tokens up to its first end token, without the padding after it."""
     ends = model.generation_config.eos_token_id
     ends = set(ends) if isinstance(ends, list) else {ends}
     return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
@@ -192,17 +192,17 @@ def evaluate_vlm(
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score a vision-language model; a JSON-ready report.
+    """Score a vision-language model. Returns a JSON-ready report.
 
     questions: a file or folder, see `read_questions`; None: the drawn scenes, or, if images are given, `prompt` about
         each of them.
-    images: folder of the pictures, or one picture. allow_absolute_paths: see `Admission`.
-    limit: use so many questions of each task, evenly spaced.
-    swap: show another picture of the same task; the answers that are still right then come from the text alone.
+    images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in the questions.
+    limit: number of questions from each task, evenly spaced.
+    swap: show another picture of the same task. Answers that are still right come from the question's text alone.
     plan: draft size, as `num_speculative_tokens`. worst: number of wrong answers to list.
 
-    "right" demands the reference's own words; "right_in_any_words" also counts answers that say the same in another
-    sentence.
+    "right" counts answers in the reference's own words. "right_in_any_words" also counts answers that say the same in
+    another sentence.
 
     Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is listed. Raises
     InputError.
@@ -336,7 +336,7 @@ def _in_other_words(question: ImageQuestion, text: str) -> bool:
 
 
 def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
-    """The rate that also counts answers which are right in other words than the reference's."""
+    """The rate of answers that are right, in the reference's words or in other words."""
     right: Any = sum(entry.right + entry.other_words for entry in answered)
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 

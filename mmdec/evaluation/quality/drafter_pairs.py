@@ -32,12 +32,12 @@ from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError
 
 DRAWS = 2000  # number of bootstrap samples
-BATCH = 16  # questions at once; it does not change tokens per round, because the plan is fixed
+BATCH = 16  # questions at once. The plan is fixed, so tokens per round do not depend on the batch
 Counts = np.ndarray  # (pictures, 2): tokens after the first one, rounds after the prompt's
 
 
 class ShuffledPicture(ForwardingDrafter):
-    """Wraps a drafter, which gets each picture's visual tokens shuffled: in one fixed order for each picture size."""
+    """Wraps a drafter and shuffles the visual tokens it gets: in one fixed order for each picture size."""
 
     def start(self, context: Context) -> Any:
         if context.visual is None or context.embeds is None:
@@ -48,7 +48,7 @@ class ShuffledPicture(ForwardingDrafter):
 
 
 def _order(visual: Tensor) -> Tensor:
-    """Mask of visual tokens (F,) bool -> (F,) indices, with those of visual tokens shuffled."""
+    """Return (F,) indices in order, but those of visual tokens shuffled. visual: (F,) bool, True for visual tokens."""
     order = torch.arange(len(visual))
     columns = visual.nonzero()[:, 0].cpu()
     order[columns] = columns[torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))]
@@ -60,7 +60,7 @@ def _taken(values: Tensor, order: Tensor) -> Tensor:
 
 
 def counts(harness: DescriptionHarness, questions: Sequence[ImageQuestion], drafter: Drafter, plan: Nodes) -> Counts:
-    """(P, 2): tokens and rounds of each of P pictures, without the prompt's pass, in the questions' order."""
+    """Decode the questions. Returns (P, 2): tokens and rounds of each picture; the prompt's pass does not count."""
     method = Method("drafted", "mmdec", {"drafter": drafter, "num_speculative_tokens": plan})
     pictures = {name: index for index, name in enumerate(dict.fromkeys(map(_picture, questions)))}
     totals = np.zeros((len(pictures), 2))
@@ -81,7 +81,7 @@ def tokens_per_round(totals: Counts) -> float:
 
 
 def difference(a: Counts, b: Counts, seed: int = 0) -> dict[str, float]:
-    """Tokens per round of a minus those of b, over the same pictures, with the interval."""
+    """Tokens per round of a minus those of b, over the same pictures, with the bootstrap interval of 95 %."""
     draw = np.random.default_rng(seed)
     drawn = draw.integers(0, len(a), (DRAWS, len(a)))
     sides = [values[drawn].sum(1) for values in (a, b)]
@@ -101,9 +101,9 @@ def compare_drafters(
     threads: int = 1,
     log: Log = no_log,
 ) -> dict[str, Any]:
-    """Compare two kinds of drafters; a JSON-ready report.
+    """Compare two kinds of drafters. Returns a JSON-ready report.
 
-    a, b: folders of drafters, the same number of seeds for each. limit: use so many questions of each task.
+    a, b: folders of drafters, one for each seed, as many for a as for b. limit: number of questions from each task.
     Raises InputError.
     """
     if not a or len(a) != len(b):

@@ -1,7 +1,7 @@
 """Runs several decoding methods on the same inputs: first their tokens are compared, then they are timed in turn.
 
-This file defines methods and measurements for all tasks; `transcription.py` and `description.py` measure their own
-task.
+This file defines methods and measurements for all tasks. `transcription.py` and `description.py` add how a batch of
+their task is decoded and measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def dtype_of(module: nn.Module) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method: whose loop runs, and its options."""
+    """A decoding method: the library whose decoding loop runs, and the options of the call."""
 
     name: str
     loop: Literal["mmdec", "transformers"]
@@ -54,7 +54,7 @@ class Method:
 
     @classmethod
     def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
-        """mmdec's loop. drafter, nodes: as for `mmdec.speculate`."""
+        """Decoding by mmdec. drafter: a name or the object; None: plain decoding. nodes: draft size; None: learned."""
         return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
 
 
@@ -67,10 +67,10 @@ class Measurement:
     features: float  # preprocessing
     encoder: float
     decoder: float  # the rest up to the text, the drafter included
-    drafter: float  # 0 for transformers, which does not report it
+    drafter: float  # 0 for transformers: its loops do not report this time
     total: float  # wall clock, from samples in memory to texts
     passes: int = 0  # number of passes of the model's decoder
-    windows: int = 0  # number of passes of its encoder
+    windows: int = 0  # number of passes of the model's encoder
     rounds: int = 0  # rounds of all inputs in mmdec's loop, without the prompts' passes
     drafted_tokens: int = 0  # tokens from these rounds, bonus or correction token included
     accepted: int | None = None  # drafted tokens that were accepted in these rounds; None: not counted
@@ -96,10 +96,11 @@ class Harness(ABC, Generic[Input]):
     def gate(
         self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log, equals: Sequence[Method] = ()
     ) -> dict[str, list[bool]]:
-        """For each method and group, whether the tokens equal those of the second method, greedy decoding.
+        """Compare each method's tokens with those of `methods[1]`, greedy decoding, on each group of inputs.
 
-        Raises MmdecError if those of the first method, or of one in `equals`, differ, because then it must not be
-            timed.
+        equals: methods that must be equal, like `methods[0]`; other methods may differ.
+        Returns, for each method's name, whether the tokens of each group are equal.
+        Raises MmdecError if a method that must be equal differs: wrong output must not be timed.
         """
         baseline, strict = methods[1], (methods[0], *equals)
         equal: dict[str, list[bool]] = {method.name: [] for method in methods}
@@ -120,7 +121,7 @@ class Harness(ABC, Generic[Input]):
     def interleave(
         self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
     ) -> Measurements:
-        """Measure all methods in turn, A B C A B C, group by group, without warm-up: `gate` has run every method."""
+        """Measure all methods in turn, A B C A B C, group by group. Call `gate` first: it is the warm-up."""
         measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
         for repeat in range(repeats):
             for number, inputs in enumerate(groups):
@@ -143,7 +144,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers: some of its loops print a line at each step, which would count towards their time."""
+    """Silence transformers: some of its loops print a line at each step, and printing would be timed, too."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -48,10 +48,10 @@ class Judge:
     """A Whisper that is used both as a recogniser of English and as a translation system to compare with."""
 
     def __init__(self, folder: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:
-        """folder: in transformers' format. Raises InputError if it has no Whisper for French and English."""
+        """folder: a Whisper in transformers' format. Raises InputError if it does not know French and English."""
         self._whisper, self._threads = load_whisper(folder, device), threads
         self.name = Path(folder).resolve().name
-        self.unknown: tuple[str, ...] = ()  # words that it cannot write: none
+        self.unknown: tuple[str, ...] = ()  # words that the judge cannot write: none
         languages: Any = getattr(self._whisper.model.generation_config, "lang_to_id", None) or {}
         if not {f"<|{FRENCH}|>", f"<|{ENGLISH}|>"} <= set(languages):
             raise InputError(
@@ -64,7 +64,7 @@ class Judge:
         sound = np.asarray(samples, np.float32)
         try:
             return self._write(sound, ENGLISH, sample_rate=SAMPLE_RATE)
-        except InputError:  # too short or silent: a voice without text
+        except InputError:  # too short or silent: the voice said no text
             return ""
 
     def french(self, recording: Path) -> str:

@@ -32,7 +32,7 @@ from mmdec.training.metrics.text import normalise_words, rate, word_edits
 
 PIECE = SAMPLE_RATE // 2  # samples that arrive together
 PAUSE = 2 * SAMPLE_RATE  # samples of silence between two recordings
-SHORT = (1.5, 8.0)  # seconds of recordings that are read in a short context
+SHORT = (1.5, 8.0)  # shortest and longest recording, in seconds, to compare short contexts with whole windows
 
 
 @dataclass
@@ -45,7 +45,8 @@ class Heard:
 
 
 def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None = None) -> Heard:
-    """Give a live transcriber a recording (T,) as it would arrive. clock: seconds of work; None: of this thread."""
+    """Feed a recording (T,) to a live transcriber as if somebody spoke it. clock: returns the seconds of work so far;
+    None: this thread's processor seconds."""
     clock = clock or Stopwatch().processor
     heard, now, at = Heard(len(sound) / SAMPLE_RATE), 0.0, 0
 
@@ -67,13 +68,13 @@ def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None
 
 
 def windows(heard: Heard) -> list[tuple[StreamUpdate, list[tuple[float, StreamUpdate]]]]:
-    """Each final update, and all updates of its window in order, the final one included."""
+    """Return, for each window: its final update, and all its updates in order with their times."""
     finals = [update for _, update in heard.shown if update.final]
     return [(last, [(at, one) for at, one in heard.shown if one.start == last.start]) for last in finals]
 
 
 def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> list[float]:
-    """Seconds from each word's end to the first update that has it. The final update needs words' times."""
+    """Seconds from each word's end to the first update with this word. The final update must have word timestamps."""
     timed = [word for segment in final.segments for word in segment.words or ()]
     wanted = ["".join(normalise_words(word.text)) for word in timed]
     first = dict[int, float]()
@@ -90,9 +91,9 @@ def matched(said: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def measure(streams: Sequence[Heard]) -> dict[str, Any]:
-    """Delays, passes, words that changed, and the real-time factor of streams with words' times.
+    """Summarise streams with word timestamps: delays, passes, words that changed, and the real-time factor.
 
-    Passes without drafts are counted, not run: one a token, and one for the end.
+    Passes without drafts are not run but computed: one pass a token, and one for the end.
     """
     late, passes, cold, ends, words, kept = list[float](), 0, 0, [0, 0], 0, 0
     for final, shown in (window for heard in streams for window in windows(heard)):
@@ -118,8 +119,8 @@ def measure(streams: Sequence[Heard]) -> dict[str, Any]:
 
 
 def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Word errors and processor seconds of transformers, of whole windows and of `audio_context="auto"`, in turn.
-    recordings: sound (T,) and text."""
+    """Compare word errors and processor seconds of transformers, of mmdec with whole windows, and of mmdec with
+    `audio_context="auto"`. recordings: sound (T,) and text."""
     found: dict[str, Any] = {name: {"edits": [], "laps": []} for name in ("transformers", "whole", "auto")}
     stopwatch, stock = Stopwatch(), TranscriptionHarness(options["model"], options["language"])
     for sound, text in recordings:

@@ -4,9 +4,9 @@
 arguments. `mmdec eval asr` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
 `corpora/librispeech.py`.
 
-mmdec's costs are those that `mmdec.transcribe` returns. A call's seconds divide into reading (checks of the samples),
-features (log-mel), encoder (all its passes, an assistant's encoder included) and decoder: all the rest up to the text,
-that is passes, drafting, verification, logits processors and transformers' own preparation.
+mmdec's costs are those that `mmdec.transcribe` returns. A call's seconds have four parts: reading (checks of samples),
+features (log-mel), encoder (all encoder passes, also of an assistant's encoder) and decoder (all the rest up to the
+text: decoder passes, drafting, verification, logits processors and transformers' own preparation).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mmdec.types import InputError
 
 @final
 class TranscriptionHarness(Harness[Tensor]):
-    """A LoadedWhisper, the language of the recordings, and the maximum number of new tokens in a window."""
+    """Decodes recordings of one language with a LoadedWhisper, in at most `max_new_tokens` a window."""
 
     def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
         """language: None: detect it. A model of one language ignores it."""
@@ -164,7 +164,7 @@ class Transcribed:
     row: Utterance
     text: str
     seconds: float
-    identical: bool = True  # its tokens equal those of transformers' own loop
+    identical: bool = True  # whether the tokens equal those of transformers' own loop
     error: str = ""
 
 
@@ -194,15 +194,14 @@ def evaluate_asr(
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score a Whisper; a JSON-ready report.
+    """Score a Whisper. Returns a JSON-ready report.
 
     recordings: sound files with their transcripts beside them (.txt), instead of the corpus.
-    allow_absolute_paths: see `Admission`.
-    heads: directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and there
-        is no speedup.
+    allow_absolute_paths: accept absolute paths in the corpus's lists.
+    heads: directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and the
+        report has no speedup.
     plan: draft size, as `num_speculative_tokens` of `mmdec.speculate`.
-    plain: also decode each batch with transformers' own loop, right after mmdec's, for the speedup and to compare
-        tokens.
+    plain: also decode each batch with transformers' own loop, right after mmdec's. Tokens and time are compared.
     language: None: detect it.
     limit: use this many utterances, evenly spaced.
     worst: list this many transcripts with most errors.
@@ -265,8 +264,8 @@ def _report(
 def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], str], str]:
     """Whisper's own text normaliser for the language, and its name.
 
-    The English one writes numbers and British spellings in one way ("twenty five", "25"), if the tokenizer has the
-    spellings (normalizer.json). The basic one removes case, punctuation and bracketed text.
+    The English normaliser writes numbers and spellings in one way ("twenty five" as "25"; British spellings only if the
+    tokenizer has them, in normalizer.json). The basic normaliser removes case, punctuation and bracketed text.
     """
     if language is None or language.lower() not in ENGLISH:
         return tokenizer.basic_normalize, "basic"
@@ -287,7 +286,7 @@ def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan:
 def _decode_all(
     harness: TranscriptionHarness, methods: Sequence[Method], rows: Sequence[Utterance], batch_size: int, log: Log
 ) -> tuple[list[Transcribed], dict[str, list[Measurement]]]:
-    """Each utterance's transcript by the first method, and the cost of each batch by method name."""
+    """Return each utterance's transcript by the first method, and the cost of each batch, by method name."""
     transcribed: list[Transcribed] = []
     measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
     for start in range(0, len(rows), batch_size):

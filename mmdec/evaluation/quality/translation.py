@@ -1,9 +1,9 @@
 """Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
-A `Systems` is scored: our strategies through `mmdec.translate_speech`, and other systems (see
-`judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`, which is read from CVSS with Common
-Voice, or from a manifest of recordings whose translations lie in folders of pairs. `mmdec eval speech` prints the
-report.
+`Systems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems (see
+`judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`. It is read from CVSS with Common
+Voice, or from a manifest of recordings and folders of sentence pairs, which have the translations. `mmdec eval speech`
+prints the report.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ System = Callable[[Path], Spoken]  # translates a recording
 
 @dataclass(frozen=True)
 class Systems:
-    """The systems to compare, by name. The statistical tests compare each with the first."""
+    """The systems to compare, by name. Statistical tests compare each system with the first."""
 
     name: str  # the model's name
     runs: Mapping[str, System]
@@ -99,7 +99,7 @@ class Source:
 
 @dataclass(frozen=True)
 class SpeechCorpus:
-    """The recordings to translate. lexicon, training: paths of pronunciations and of the training table."""
+    """The recordings to translate. lexicon: words' pronunciations. training: path of the table of training texts."""
 
     split: str
     rows: tuple[Source, ...]
@@ -127,11 +127,11 @@ def cvss_corpus(
     allow_absolute_paths: bool = False,
     limit: int | None = None,
 ) -> SpeechCorpus:
-    """A split in the layout of CVSS and Common Voice.
+    """Read a split in the layout of CVSS and Common Voice.
 
-    corpus: holds cv/fr and cvss_c, unless `common_voice` and `cvss` say where they are; its tables of several
-        references, alignments and lexicon are used if it has them.
-    allow_absolute_paths: see `Admission`.
+    corpus: folder with cv/fr and cvss_c, unless `common_voice` and `cvss` name other places. Its tables of several
+        references, its alignments and its lexicon are used if they are there.
+    allow_absolute_paths: accept absolute paths in the corpus's lists.
     limit: take this many utterances, evenly spaced.
     Raises: InputError.
     """
@@ -155,11 +155,11 @@ def manifest_corpus(
     allow_absolute_paths: bool = False,
     limit: int | None = None,
 ) -> SpeechCorpus:
-    """A split of a manifest of recordings (`path`, `split`, `text`), as data/build/natural_french.py writes it.
+    """Read a split of a manifest of recordings (`path`, `split`, `text`), as data/build/natural_french.py writes it.
 
-    text: folders of {train,dev,test}.tsv (name, group, sentence, translations). The stem of a recording is its folder's
-        name, a hyphen and its sentence's name; recordings of other folders are left out.
-    Raises: InputError, also for a recording whose folder lacks its translations.
+    text: folders of sentence pairs, {train,dev,test}.tsv (name, group, sentence, translations). The file name of a
+        recording is FOLDER-SENTENCE, by the names of both; recordings of other folders are left out.
+    Raises: InputError, also if a folder lacks the translations of one of its recordings.
     """
     check_limit(limit)
     folders = [Path(folder) for folder in text]
@@ -179,11 +179,11 @@ def manifest_corpus(
 def evaluate_speech(
     corpus: SpeechCorpus, systems: Systems, judge: English | None = None, log: Log = no_log
 ) -> dict[str, Any]:
-    """Score speech translators; a JSON-ready report.
+    """Score speech translators. Returns a JSON-ready report.
 
-    judge: transcribes their speech for ASR-BLEU. log: receives lines of progress. The systems run in turn on each
-        recording, after one warm-up each. A recording that a system refuses counts as an empty translation and is
-        listed. Intervals, and tests against the first system, use a bootstrap over sentences.
+    judge: transcribes the systems' speech for ASR-BLEU. log: receives lines of progress.
+    The systems run in turn on each recording, after one warm-up each. A recording that a system refuses counts as an
+    empty translation and is listed. Intervals, and tests against the first system, use a bootstrap over sentences.
     Raises InputError.
     """
     rows = corpus.rows
@@ -235,10 +235,10 @@ def own_systems(
     device: str | None = None,
     threads: int = 2,
 ) -> Systems:
-    """Our translator through the public call, as one system for each strategy.
+    """Make one system of each strategy of our translator, which runs through `mmdec.translate_speech`.
 
-    model: None: the shipped one. strategies: None: those in `COMPARED`, or, for a model without a graph, its only
-        strategy.
+    model: None: the shipped model. strategies: None: those in `COMPARED`; a model without a graph decoder has only
+        "autoregressive".
     Raises: InputError.
     """
     check_threads(threads)
@@ -280,7 +280,7 @@ def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: met
 
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Phone errors against the recording or, if fewer, the nearest reference as the lexicon pronounces it."""
+    """Phone errors against the recording or, if fewer, against the nearest reference in the lexicon's phones."""
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
         "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),
@@ -324,7 +324,7 @@ def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: L
 
 
 def _translate(system: System, clip: Path) -> Output:
-    stopwatch = Stopwatch()  # results come back on the CPU: no device to wait for
+    stopwatch = Stopwatch()  # no device to wait for: the results are on the CPU
     try:
         spoken = system(clip)
     except InputError as error:
@@ -341,7 +341,7 @@ def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _seconds(path: Path) -> float:
-    """Seconds of a recording; 0 if it cannot be read, because the translation then reports the error."""
+    """Seconds of a recording; 0 if it cannot be read: translating it reports the error."""
     try:
         return len(read_samples(path)) / SAMPLE_RATE
     except InputError:
@@ -362,8 +362,8 @@ def add_asr_bleu(
     outputs: Mapping[str, Sequence[HasAudio]],
     log: Log,
 ) -> None:
-    """Add to the report ASR-BLEU and ASR-chrF of each system that speaks, and of shuffled transcripts; also of the
-    reference recordings and of noise, if the corpus has recordings."""
+    """Add ASR-BLEU and ASR-chrF of each system that speaks to the report. Lower bounds are ASR-BLEU of shuffled
+    transcripts and of noise; the upper bound is that of the reference recordings, if the corpus has them."""
     references = [row.references for row in rows]
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
     best = _add_recordings(report, judge, rows, log)
@@ -395,7 +395,7 @@ def add_asr_bleu(
 
 
 def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Source], log: Log) -> float | None:
-    """Add the judge's errors on the reference recordings. Returns their ASR-BLEU, None if there are none."""
+    """Add the judge's errors on the reference recordings. Returns their ASR-BLEU; None if some row has no recording."""
     recordings = [row.recording for row in rows if row.recording is not None]
     if len(recordings) < len(rows):
         return None
@@ -420,7 +420,7 @@ def _shuffled_score(transcripts: Sequence[str], references: Sequence[Sequence[st
 
 
 def shuffled(items: Sequence[str]) -> list[str]:
-    """A fixed order in which no item keeps its index. Items move by half the list: neighbours may be equal."""
+    """Reorder items so that none keeps its place. They move by half the list, because neighbours may be equal."""
     half = max(1, len(items) // 2)
     return [*items[half:], *items[:half]]
 

@@ -22,14 +22,14 @@ from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcr
 from mmdec.training.metrics.text import normalise_words
 
 PAUSE = 0.25  # seconds of silence beside a word
-FAR = 0.3  # seconds; an error beyond it is counted as one
+FAR = 0.3  # seconds; larger timing errors are counted
 
 Timed = tuple[str, float, float]  # a word, its start and its end in seconds
 
 
 @dataclass(frozen=True)
 class TimeError:
-    """How much too late a word's start and end are, in seconds; whether a pause is before it, and behind it."""
+    """How many seconds too late a word's start and end are, and whether a pause is before or after the word."""
 
     start: float
     end: float
@@ -60,7 +60,7 @@ def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeErro
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:
-    """Count, median distance, median error (positive: too late), and the share of errors beyond 0.3 s."""
+    """Summarise errors: count, median of absolute errors, median error (positive: late), share of more than 0.3 s."""
     if not errors:
         return {"words": 0}
     return {

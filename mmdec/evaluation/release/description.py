@@ -1,8 +1,8 @@
 """Promotion of small vision-language models and of their drafters: how they are measured, compared and described.
 
-A model is promoted together with its drafters, because drafters for the old weights would draft worse, and their
-published figures would be false. A drafter is put into its model's folder, in a folder named after its system. The
-folder is replaced in one step, because the model's card has a table of its drafters.
+A model is promoted together with its drafters: drafters for the old weights would draft worse, and their published
+figures would be false. A promoted drafter is put into its model's folder, in a subfolder named after the drafter's
+system. The model's folder is replaced in one step, because the model's card has a table of its drafters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SPLITS = {
 
 
 def promotable(system: str) -> Promotable:
-    """The `Promotable` for drafters of a system, named as in `mmdec.drafters.registry`."""
+    """Return how drafters of a system are promoted. system: its name in `mmdec.drafters.registry`."""
     return Promotable(
         system=system,
         corpus=Path("data/scenes"),
@@ -73,7 +73,7 @@ def promotable(system: str) -> Promotable:
 
 
 def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
-    """Measure tokens per round of `model`'s drafter for the model in `setting.home`: descriptions, chains."""
+    """Measure tokens per round of the drafter in `model`, for the model in `setting.home`: descriptions, chains."""
     asked = questions_of(str(setting.corpus / f"{split}.json"), None, PROMPT, setting.limit)
     asked = [question for question in asked if question.scoring == "claims"]
     if not asked:
@@ -87,7 +87,7 @@ def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
         "chain": CHAIN,
         "model": setting.home.name,
         "base": fingerprint(vlm.model),
-        "tokens_per_round": difference(totals, np.zeros_like(totals)),  # minus nothing: only for the interval
+        "tokens_per_round": difference(totals, np.zeros_like(totals)),  # minus zero: gives the interval
         "hardware": hardware(
             device=vlm.model.device, dtype=dtype_of(vlm.model), batch=DRAFTED_TOGETHER, threads=setting.threads
         ),
@@ -107,7 +107,7 @@ def drafter_table(reports: Sequence[Report]) -> list[str]:
 
 
 def place(run: Path) -> Path:
-    """The folder <its model>/<its system>. Raises InputError for a drafter that names no model."""
+    """Return the drafter's folder below models/: MODEL/SYSTEM. Raises InputError if the drafter names no model."""
     target = str(read_object(run / CONFIG).get("target") or "")
     if not re.fullmatch(r"\w[\w.-]*", target):
         raise InputError(
@@ -138,8 +138,8 @@ def drafters(model: Path) -> list[str]:
 
 
 def list_drafters(model: Path) -> None:
-    """Write the table of a model's drafters, from their provenances, into the model's card, and their hashes into the
-    model's provenance. Both replace the old ones."""
+    """Update the table of drafters in a model's card, from the drafters' provenances, and the hashes of all weights in
+    the model's provenance."""
     names = drafters(model)
     if names:
         card = model / CARD
@@ -195,7 +195,7 @@ DRAFTERS = {system: promotable(system) for system in auto_names()}
 
 SWAPPED = "swapped"  # the split of test questions with other pictures
 COLUMNS = {**SPLITS, SWAPPED: "another picture"}
-BATCH = 8  # questions at once; answers do not depend on it
+BATCH = 8  # questions at once; the answers do not depend on this number
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
@@ -213,7 +213,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """The share of wrong answers, mean over tasks: rare tasks count as much as others."""
+    """The share of wrong answers, as the mean over tasks: rare tasks count as much as others."""
     rights = [row["right"]["value"] for row in report["by_task"].values() if row["right"]["n"]]
     if not rights:
         raise InputError(f"`corpus` must say what is right of {report['split']}, but does not. Draw the scenes anew.")
@@ -245,7 +245,7 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 
 def instead(run: Path, target: Path) -> Path | None:
-    """The run's only new drafter, if its model is the one in models/ (such a folder is left by training a drafter)."""
+    """Return the run's one new drafter if the model itself is not new. Training a drafter leaves such a run."""
     if not _same_model(run, target):
         return None
     new = [name for name in drafters(run) if weights(run / name) != weights(target / name)]
@@ -259,7 +259,7 @@ def instead(run: Path, target: Path) -> Path | None:
 
 
 def check(run: Path, target: Path, force: bool) -> str:
-    """Refuse a model that lacks drafters of the one in models/, or has drafters for other weights; warn if `force`."""
+    """Refuse a run that lacks drafters of the model in `target` or has drafters for other weights. force: only warn."""
     there, brought = drafters(target), drafters(run)
     if not there and not brought:
         return ""

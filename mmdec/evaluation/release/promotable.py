@@ -1,4 +1,4 @@
-"""The interface between `promotion.py` and a system: how its models are measured and compared, and their card."""
+"""What `promotion.py` must know about a system: how its models are measured and compared, and their model card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Card:
     languages: Sequence[str]
     description: str
     example: str  # Python code after `import mmdec`
-    training: str  # their training data and method
+    training: str  # the models' training data and method
     data: str  # the data that the results were measured on
     limits: str
     table: Callable[[Sequence[Report]], list[str]]  # reports -> lines of the table of results
@@ -37,7 +37,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a model is measured, and on how many inputs. home: the folder in models/ that a promotion replaces."""
+    """How a model is measured. home: the folder in models/ that a promotion replaces. limit: number of inputs."""
 
     home: Path
     corpus: Path
@@ -72,7 +72,7 @@ class Promotable:
 def render(
     card: Card, name: str, parameters: Mapping[str, int], reports: Sequence[Report], facts: Sequence[str]
 ) -> str:
-    """Write a model card as Markdown. parameters: each file's number. facts: lines about the training."""
+    """Write a model card as Markdown. parameters: their number in each file. facts: lines about the training."""
     machine = reports[0]["hardware"]
     head = ["---", f"language: [{', '.join(card.languages)}]", "license: apache-2.0", f"library_name: {card.library}"]
     head += [f"pipeline_tag: {card.pipeline_tag}", f"tags: [{', '.join(card.tags)}]", "---", "", f"# {name}", ""]

@@ -1,7 +1,7 @@
 """`mmdec promote RUN`: replaces a model in models/ by a better one from runs/, and writes its card.
 
-Both models are measured on the development split. Card and provenance are written from measurements of the new weights,
-not from the old ones. A drafter is put into its model's folder, and this whole folder is replaced.
+Both models are measured on the development split. The new card and provenance have measurements of the new weights
+alone. A drafter is put into the folder of its model, and this whole folder is replaced.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def promote(
     threads: int = 2,
     log: Log = no_log,
 ) -> Path:
-    """Put the model in `run` into `models`, under its folder's name, if it is better than the one there.
+    """Copy the model in `run` to the folder of the same name in `models`, if it is better than the model there.
 
-    A drafter is put into the folder of the model that its config.json names. If a run has the same model as `models`
-    and one new drafter, this drafter is promoted.
+    A drafter is put into the folder of the model that its config.json names. If the run's model is not new, but one of
+    its drafters is, this drafter is promoted.
 
     corpus: where the model is measured; None: the system's own. limit: use this many utterances of each split, or
         questions of each task, evenly spaced. force: replace the old model even if the new one is not better, or lacks
         drafters that the old one has.
-    Returns the folder of what is new.
+    Returns the folder of the promoted model or drafter.
     Raises InputError for a model that is not better (with both figures), for a folder that is no model, and while `make
         train` writes in runs/.
     """
@@ -108,8 +108,8 @@ def _runs(run: Path) -> Path:
 def _measured(
     system: Promotable, run: Path, target: Path, setting: Setting, force: bool, log: Log
 ) -> tuple[list[Report], str]:
-    """Measure both models. Returns reports of `run`, the development split's first, and a sentence with both scores.
-    Raises InputError if `run` is not better."""
+    """Measure both models. Returns the reports of `run`, that of the development split first, and a sentence with both
+    scores. Raises InputError if `run` is not better."""
     log(f"measuring {run} on {CHOSEN_BY}")
     new = system.measure(run, CHOSEN_BY, setting)
     old = None

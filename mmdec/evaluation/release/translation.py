@@ -21,11 +21,11 @@ from mmdec.types import InputError
 STRATEGIES = ("lookahead", "autoregressive")
 MANIFEST = "manifest.tsv"
 TEXT = ("everyday", "phrasebook")  # folders of pairs beside the natural voices
-NOTICES = Path(__file__).with_name("notices.md")  # of what a translator that hears was made from
+NOTICES = Path(__file__).with_name("notices.md")  # licences of the parts of translators of natural voices
 
 
 def same_layout(run: Path, target: Path, force: bool) -> str:
-    """Raise InputError if the run has another layout, and so other tests, than the model that it would replace."""
+    """Raise InputError if the run's layout differs from that of the model to replace: their tests differ, too."""
     if hub.kind(target) and layout(run) != layout(target):
         raise InputError(
             f"`run` must be measured on the tests of '{target}', which has the layout {layout(target)!r}, but '{run}' "
