@@ -1,9 +1,9 @@
-"""ALiBi: positions as a bias that layers add to their attention scores.
+"""ALiBi: positions enter attention as a bias that layers add to their scores.
 
-Models of transformers make it by column, one number for a head and a column: softmax does not change where all scores
-of a query shift. In a draft a column is not a position, as siblings share one and rows end at different columns. So a
-draft's pass gets no mask, and the model makes bias and mask as for plain text; before each layer each column's bias
-becomes that of its own position, and the draft's mask hides what its nodes do not see.
+transformers' models compute one bias for each head and cache column: they take a token's column for its position. In a
+draft the two differ: sibling nodes share a position, and rows end at different columns. So a draft's pass gets no mask,
+and the model makes bias and mask as for plain text. Before each layer, a hook replaces both: each column gets the bias
+of its own position, and the mask hides the columns that a node must not see.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _installing = threading.Lock()
 
 
 def has_alibi(model: PreTrainedModel) -> bool:
-    """Whether a model's layers add ALiBi's bias. Some configurations have a switch for it, which decides."""
+    """Whether a model's layers add ALiBi's bias. If the configuration has the switch `alibi`, the switch decides."""
     switched = getattr(model.config, "alibi", None)
     return any(_layers(model)) if switched is None else bool(switched)
 
 
 @contextmanager
 def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
-    """Let a model's next pass, over a draft and without a mask, attend by this tree and its positions.
+    """Within this context, passes over a draft, called without a mask, attend by this tree and its nodes' positions.
 
-    The hooks stay on the model and do nothing at other times, nor in other threads.
+    The hooks stay on the model. Outside the context, and in other threads, they do nothing.
     """
     with _installing:
         for layer, name in list(_layers(model)):
@@ -60,14 +60,15 @@ class TreeBias:
         tree = _drafted.get()
         if tree is None:
             return None
-        bias: Tensor = kwargs[self.name]  # (H, B * H or B, H, 1, columns of the pass, or of the longest text)
+        # (H, 1, P), (B * H, 1, P) or (B, H, 1, P), with P the columns of the pass or of the longest text
+        bias: Tensor = kwargs[self.name]
         mask: Tensor = kwargs["attention_mask"]  # (B or 1, H or 1, N, S + N), which may hold the bias, too
         places = _places(tree)
         rows, columns = places.shape
         shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # the last node saw all columns
         hidden = True if shown.dtype == torch.bool else torch.finfo(shown.dtype).min
         shown = torch.where(tree.additive < 0, hidden, shown)
-        if bias.shape[-1] != columns:  # it ends at 0, the text's last position
+        if bias.shape[-1] != columns:  # made for the longest text: its last entry is for the text's last position
             places = places + bias.shape[-1] - 1 - places.amax(1, keepdim=True)
         each = bias.reshape(-1, self.heads, 1, bias.shape[-1])
         made = _by_place(each.expand(rows, -1, -1, -1), places)
@@ -77,7 +78,7 @@ class TreeBias:
 
 @final
 class RowBias:
-    """A bias (B, H, 1, S) for a layer whose own is (H, 1, S) for all rows, and which cuts it to S and adds it."""
+    """Gives each row its own bias (B, H, 1, S) in a layer that expects one bias (H, 1, S) for all rows."""
 
     def __init__(self, bias: Tensor) -> None:
         self.bias, self.shape = bias, bias.shape[1:]
@@ -93,7 +94,7 @@ class RowBias:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The outermost modules whose `forward` takes a bias, and its name there."""
+    """Yield the outermost modules whose `forward` takes a bias, and the name of that argument."""
     for child in model.children():
         arguments = inspect.signature(child.forward).parameters
         name = next((name for name in BIASES if name in arguments), None)
@@ -104,7 +105,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _places(tree: TreeMask) -> Tensor:
-    """The position (B, S + N) of each column's token in its row; 0 for columns that hold none before it."""
+    """The position (B, S + N) of each column's token in its row; 0 for the padding before a row's first token."""
     columns = tree.additive.shape[3] - tree.ancestors.shape[1]
     starts, ends = tree.starts[:, None], tree.ends[:, None]
     held = (torch.arange(columns, device=starts.device) - starts).clamp(min=0)
@@ -113,5 +114,5 @@ def _places(tree: TreeMask) -> Tensor:
 
 
 def _by_place(numbers: Tensor, places: Tensor) -> Tensor:
-    """Take from numbers (B, H, 1, P) those at places (B, S): (B, H, 1, S)."""
+    """Pick from numbers (B, H, 1, P) those at the indices places (B, S). Returns: (B, H, 1, S)."""
     return numbers.gather(3, places[:, None, None].expand(-1, numbers.shape[1], -1, -1))

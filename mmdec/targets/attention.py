@@ -40,7 +40,7 @@ def attend(
     trees: Sequence[TreeMask] = (),
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention: query (B, Hq, N, D), key and value (B, Hkv, S, D) -> (B, N, Hq, D).
+    """Compute attention. query: (B, Hq, N, D). key, value: (B, Hkv, S, D). Returns: (B, N, Hq, D), None.
 
     trees: the masks of a pass over a draft, one for each kind of layer.
     options: the other arguments that transformers passes to attention; only dropout, is_causal and s_aux (Hq,), the
@@ -50,7 +50,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     queries = query.shape[2]
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
-    # cross-attention of the same pass has another mask
+    # cross-attention in the same pass has another mask, so it finds no tree
     tree = next((tree for tree in trees if tree.additive is attention_mask), None)
     if tree is not None or (attention_mask is None and not causal and not dropout):
         return tree_attention(query, key, value, tree, scale, sinks).transpose(1, 2).contiguous(), None

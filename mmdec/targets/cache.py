@@ -28,7 +28,7 @@ from mmdec.ops.tree_attention import TreeMask, tree_mask
 from mmdec.types import CACHE, InputError
 
 ROOM = 64  # free columns of a new pool, and the granularity of its width
-STEP = 4096  # a full pool doubles its width, but grows by at most so many columns at once
+STEP = 4096  # a full pool doubles its width, but grows by at most this number of columns at once
 
 
 @final
@@ -90,20 +90,20 @@ class Kind:
 
 
 class Memory(Protocol):
-    """Provides the memory of a run's pools, for example a slot of the fast pass."""
+    """Provides the memory of a run's pools: for example the fixed buffers that captured CUDA graphs read and write."""
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
         """One pool of each kind, shaped as `Kind.pool`, for at least `length` columns. If the previous pools are large
         enough, they are returned again.
 
-        Unwritten columns are finite. Previous pools stay valid until the next draft is scored.
+        Columns that were never written hold finite numbers. Previous pools stay valid until the next draft is scored.
         """
         ...
 
 
 @final
 class KVPool:
-    """A run's cache after its prompt: all layers' columns in pools (2 * layers, B, H, C, D)."""
+    """Holds a run's cache once the prompt was read: the columns of all layers in pools (2 * layers, B, H, C, D)."""
 
     def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
         """Move the cache's keys and values into pools, which the cache then reads. memory: provides the pools; None:
@@ -155,7 +155,7 @@ class KVPool:
             self._hand_out()
 
     def show(self, firsts: Sequence[int]) -> None:
-        """Show the next pass only the columns from `firsts[i]` on in layer i; `crop` ends it."""
+        """Let the next pass see only the columns from `firsts[i]` on in layer i. `crop` shows all columns again."""
         for index, layer in self._living():
             layer.first = firsts[index]
 
@@ -226,8 +226,8 @@ def empty_cache() -> DynamicCache:
 
 
 def check_cache(cache: Cache) -> None:
-    """Raise InputError unless rejected drafts can be taken back from a cache: its layers keep keys and values, or
-    states, and none is offloaded."""
+    """Raise InputError unless rejected drafts can be removed from a cache: its layers must hold keys and values, or
+    states, and none may be offloaded."""
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kinds = {type(layer) for layer in inner.layers}
     if inner.layer_class_to_replicate is not None:
@@ -247,12 +247,12 @@ def check_cache(cache: Cache) -> None:
 
 @dataclass
 class RowLayout:
-    """Where the rows of a run lie in its cache, in plain integers: the batch is small, and no device must be read."""
+    """Where each row of a run lies in the cache. Plain integers, so that reading them never waits for a GPU."""
 
     starts: list[int]  # a row's first column
     ends: list[int]  # the column after its last
     shifts: list[int]  # position of a token minus its column
-    tree: int = 0  # columns of a scored tree that awaits its verdict
+    tree: int = 0  # columns of a scored tree whose verdict is not known yet; 0: there is none
     first: int = 0  # column of the tree's root
 
     @classmethod
@@ -274,7 +274,7 @@ class RowLayout:
     def see(
         self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype, plain: bool = True
     ) -> tuple[TreeMask | None, list[list[int]]]:
-        """The mask of a draft's nodes over the cache's columns and the draft, and their positions.
+        """Compute the mask that says which columns of cache and draft each node sees, and the nodes' positions.
 
         plain: whether the mask may be None where every node sees every column.
         """
@@ -294,11 +294,11 @@ class RowLayout:
         ]
 
     def wait(self, nodes: int, first: int | None = None) -> None:
-        """Record that a tree of `nodes` nodes was scored. first: its root's column; None: the first behind all rows."""
+        """Record that a tree of `nodes` nodes was scored. first: the root's column; None: the first after all rows."""
         self.tree, self.first = nodes, self.width if first is None else first
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-        """Accept each row's path: its node indices, padded with -1. Extends the rows by it.
+        """Extend each row by its accepted path. paths: node indices, padded with -1.
 
         Returns: for each row, the columns to keep, and the column to which the first of them moves.
         """
@@ -316,15 +316,15 @@ class RowLayout:
 
 
 def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
-    """Keep the columns of the accepted paths (B, A) in the cache and drop the draft's others. Changes nothing after the
-    prompt's pass."""
+    """Keep the columns of the accepted paths (B, A) in the cache; drop the draft's other columns. After the prompt's
+    pass, which scores no tree, nothing changes."""
     if rows.tree:
         columns, begins = rows.commit(path.tolist())
         store.commit(columns, begins, rows.width)
 
 
 def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
-    """(B, N, N) bool on the CPU: whether node j is node i or an ancestor of i."""
+    """For all nodes i and j: whether j is i or an ancestor of i. Returns (B, N, N) bool on the CPU."""
     size, seen = len(parents[0]), []
     for links in parents:
         above = [bytearray(size)]

@@ -132,7 +132,7 @@ class TextPrompt:
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
         shared = len(self.ids) > 1 or self.holes
-        # the columns of a cache without attention cannot be counted: `extend` fills it
+        # a cache without attention cannot tell its number of columns: `extend` fills it after the run
         if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
             return full_cache(config)
         layers = [widened(layer) for layer in cache.layers]
@@ -162,10 +162,10 @@ def _check_given(cache: Any) -> None:
 
 @dataclass(frozen=True)
 class RopeOffsets:
-    """The difference between a chat's positions and its columns after its images."""
+    """What a chat's next turn adds to a token's place in the text to get its position on each axis (M-RoPE)."""
 
     offsets: Tensor  # (3, B)
-    columns: int  # columns of the cache from which the offsets hold
+    columns: int  # number of cache columns after which the offsets apply
 
 
 def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
@@ -184,7 +184,7 @@ class DecoderSession:
     offsets: Tensor | None = None  # (3, B): position on each axis minus the place in the text; None: one axis
     fast: FastRun | None = None  # the fast pass, if used
     gaps: Gaps | None = None  # padding between a row's tokens, which a window counts
-    reader: DraftReader | None = None  # the model's copy that reads drafts, if it has states
+    reader: DraftReader | None = None  # the copy that reads drafts for a model with states; None: it has no states
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,11 @@ class Prompt:
     text: TextPrompt
     positions: Tensor  # (1 or 3, B, F)
     offsets: Tensor | None = None  # (3, B), for columns after the prompt
-    visual: Tensor | None = None  # (B, F) bool
-    pictures: Tensor | None = None  # (B, P) bool, see `Context`
+    visual: Tensor | None = None  # (B, F) bool, True at visual tokens
+    pictures: Tensor | None = None  # (B, P) bool, the same for the whole prompt
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     vision_seconds: float = 0.0
-    summaries: Tensor | None = None  # (images, 2V), see `Encoded`
+    summaries: Tensor | None = None  # (images, 2V): mean and deviation of the vision tower's states of each image
     images: Mapping[str, Any] | None = None  # the caller's inputs with pixels, for a small model that drafts
 
 
@@ -243,8 +243,8 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """As `_call`. layers: whose features are returned, or `INPUTS`. last: whether to compute the logits of the last
-        column only."""
+        """Run the model as `_call` does, and return logits and features. layers: layers whose features are returned;
+        `INPUTS`: the first layer's inputs. last: whether to compute the logits of the last column only."""
         more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
         if last and self._keeps:
             more["logits_to_keep"] = 1
@@ -260,7 +260,7 @@ class DecoderTarget(HfTarget, ABC):
         return Scores(out.logits[:, -1:] if last else out.logits, states)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Positions that each row's prompt takes. inputs: as for `prefill`; no pass runs."""
+        """Number of positions that each row's prompt takes, without running the model. inputs: as for `prefill`."""
         return inputs["attention_mask"].sum(1).tolist()
 
     @torch.no_grad()
@@ -436,8 +436,8 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
-        """Read the last `lacking` tokens of a row, which the run did not read, into the caller's cache. columns: of the
-        prompt."""
+        """Read the last `lacking` tokens of a row, which the run did not read, into the caller's cache. columns: number
+        of columns of the prompt."""
         cache, mask, given = inputs[CACHE], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
@@ -449,7 +449,7 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), {}, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs, with the mask that `generate` drops if it is all ones.
+        """The inputs of `prefill`. If `generate` dropped the attention mask because it is all ones, restore it.
 
         With a cache, the mask's length shows whether ids (B, P) are the whole text or its new part.
         """

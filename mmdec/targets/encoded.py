@@ -1,4 +1,4 @@
-"""The base of targets whose decoder reads an encoder's states: a run over a growing cache, and what `generate` gets."""
+"""The base of targets whose decoder reads an encoder's states: runs over a growing cache, outputs for `generate`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class EncodedPrompt:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
-        """Read inputs. most: columns at most. columns: whether positions count columns, padding included."""
+        """Check a prompt's inputs. most: maximum number of columns; None: unlimited. columns: whether positions count
+        padding, too."""
         unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
         ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
         if unknown or not isinstance(ids, Tensor) or encoded is None:
@@ -74,7 +75,7 @@ class EncodedPrompt:
 @dataclass
 class EncodedSession:
     """The state of one run: its cache (with keys and values of the encoder's states), its rows, the encoder's output,
-    and what runs its drafts."""
+    and the object that runs the decoder over drafts."""
 
     cache: EncoderDecoderCache
     encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some its mask
@@ -82,7 +83,7 @@ class EncodedSession:
     layers: tuple[int, ...]
     prompt: Tensor  # (B, P) positions of the first columns, once padding inside the prompt is removed
     rows: RowLayout
-    reader: Any  # the target's own
+    reader: Any  # runs the decoder over drafts; made by the target's `_reader`
     store: KVPool = field(init=False)  # made when the cache holds the prompt
     fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
 
@@ -112,7 +113,8 @@ class EncodedTarget(HfTarget, ABC):
 
     @abstractmethod
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
-        """What runs a run's drafts. cache: empty. layers: whose features are read."""
+        """Make the object that runs the decoder over one run's drafts. cache: still empty. layers: layers whose
+        features are read."""
 
     @abstractmethod
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
@@ -126,7 +128,7 @@ class EncodedTarget(HfTarget, ABC):
 
     @abstractmethod
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """Run the decoder once over a finished text, into an empty cache: its attentions and hidden states."""
+        """Run the decoder over a finished text and fill an empty cache. Returns: attentions and hidden states."""
 
     def _fast(self, session: EncodedSession) -> FastRun | None:
         return None
@@ -142,7 +144,7 @@ class EncodedTarget(HfTarget, ABC):
         check_layers(needs, self.layers - (not self.tells_last))
         prompt = EncodedPrompt.of(inputs, self.positions, self.counts_columns)
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
-        # otherwise a cache of the caller could not be filled during the run
+        # only with one row without holes can the run fill the caller's cache
         own = len(ids) == 1 and not prompt.holes
         cache = (inputs.get(CACHE) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
@@ -227,7 +229,7 @@ class EncodedTarget(HfTarget, ABC):
         """
         cache = inputs.get(CACHE)
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
-        # at larger batches the run used its own cache
+        # with several rows the run used a cache of its own, and the caller's is still empty
         empty = cache if cache is not None and not cache.get_seq_length() else None
         states: dict[str, Any] = {}
         if flags or empty is not None:
@@ -256,7 +258,7 @@ def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
 
 
 def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
-    """The encoder's tokens of each of so many rows, without padding; None if they are not known."""
+    """The encoder's tokens for each of the batch's `rows` rows, without padding; None if they are not known."""
     if held is None:
         return None
     ids, mask = held

@@ -36,7 +36,7 @@ TABLE = 64  # granularity of the number of position embeddings that are looked u
 
 @final
 class _Placed(nn.Module):
-    """Stands for a decoder's position embeddings: gives those of `positions`, whatever the decoder counts."""
+    """Replaces a decoder's position embeddings: it looks up `positions`, not the positions that the decoder counts."""
 
     def __init__(self, stock: nn.Module, pad: int | None) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class _Placed(nn.Module):
         self.pad = pad
         self.positions = self.tokens = torch.empty(0, dtype=torch.long)  # (B, N)
         self.table: Tensor = torch.empty(0)
-        self.padding: Tensor | None = None  # the embedding of the padding token, if it is another one at every position
+        self.padding: Tensor | None = None  # the padding token's embedding, if it has its own at all positions
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The position embeddings (B, N, H) of the run's nodes. args, kwargs: as the decoder calls its own."""
+        """The position embeddings (B, N, H) of the run's nodes. args, kwargs: what the decoder passes to its own."""
         needed = int(self.positions.max()) + 1
         if len(self.table) < needed:
             most = getattr(self.stock[0], "num_embeddings", None)
@@ -64,7 +64,7 @@ class _Placed(nn.Module):
         return found
 
     def _look_up(self, count: int, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The embeddings (count, H) of the first positions of a row of this token."""
+        """Call the stock module for the embeddings (count, H) of the first positions. token: fills the row of ids."""
 
         def first(value: Any) -> Any:
             if isinstance(value, (tuple, list)):
@@ -115,7 +115,7 @@ class Twin:
     def place(self, tokens: Tensor, positions: Tensor, rows: RowLayout, prompt: Tensor) -> None:
         """Set the positions (B, N) of a pass over tokens (B, N), which follow the columns of `rows`.
 
-        prompt: positions (B, P) of their first columns.
+        prompt: positions (B, P) of the rows' first columns.
         """
         if self._placed is not None:
             self._placed.tokens, self._placed.positions = tokens, positions
@@ -126,7 +126,7 @@ class Twin:
         self._positions, self._columns = positions, torch.cat([before, positions], 1)
 
     def _bias(self, stock: Any, *lengths: Any, **options: Any) -> Tensor:
-        """The bias (B, heads, N, S + N) by the distances of the run's columns from its nodes. stock: the attention."""
+        """T5's bias (B, heads, N, S + N) by the distance from each node to each column. stock: the attention module."""
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
             farthest = -(-needed // TABLE) * TABLE - 1
@@ -138,7 +138,7 @@ class Twin:
 
 @final
 class EncoderDecoderTarget(EncodedTarget):
-    """The decoder of an encoder-decoder, which is not changed."""
+    """Scores token trees with the decoder of an encoder-decoder model. The model is not changed."""
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:

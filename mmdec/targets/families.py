@@ -51,7 +51,7 @@ RECURRENT = """
     OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Zamba2 Zaya
 """
 OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
-SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # whose images are supported
+SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # examples of models whose images are supported
 FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in (CAUSAL + RECURRENT).split()), *OTHERS])
 _probing = Lock()
 
@@ -59,7 +59,7 @@ _probing = Lock()
 def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Raise InputError unless the model is a causal language model that can score and roll back trees.
 
-    scorer: makes the target of a probe's small model.
+    scorer: makes a target for the small model with which the probe tests unknown classes.
     """
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):  # for callers without a type checker
@@ -121,7 +121,7 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
 def lacking_arguments(model: PreTrainedModel) -> list[str]:
     """Arguments of a draft's pass that the model's `forward` does not name."""
     arguments = inspect.signature(model.forward).parameters
-    # a model of recurrent layers alone knows no positions, and may name its cache otherwise
+    # a model of recurrent layers alone has no positions, and may use another name for its cache
     needed = [STATE_CACHE if name == CACHE and STATE_CACHE in arguments else name for name in ARGUMENTS]
     lacking = [name for name in needed if name not in arguments]
     placeless = lacking == ["position_ids"] and (has_alibi(model) or has_states_alone(model.config))
@@ -160,7 +160,7 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
     with _probing:
         try:
             fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
-        except InputError as error:  # the small model breaks a rule, and so does this one
+        except InputError as error:  # the small model breaks a rule, so the real model does, too
             raise InputError(str(error).replace(", but ", f", but {kind.__name__} ", 1)) from error
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""

@@ -58,7 +58,7 @@ def columns_for(count: int) -> int:
 
 @final
 class SlotLayer(DynamicLayer):
-    """The keys and values of one layer in a slot. A pass writes the last columns."""
+    """The keys and values of one layer in a `Slot`. A pass writes its own into the last columns."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Slot:
 
 @final
 class FastPass:
-    """The slots of one model, and the switch that turns them on or off.
+    """The slots of one model (fixed memory and the CUDA graphs captured over it), and the switch for their use.
 
     `enabled`: None (default) uses them on a GPU only, False never, True also on a CPU. A CPU captures no graphs: True
         is for tests, which compare the tokens.
@@ -136,7 +136,7 @@ class FastPass:
     def __init__(self, model: PreTrainedModel) -> None:
         self.enabled: bool | None = None
         self._model = weakref.ref(model)
-        # reentrant: garbage collection of a run may call `give_back` while this thread holds it
+        # reentrant: garbage collection of a run may call `give_back` while this thread holds the lock
         self._lock = threading.RLock()
         self._idle: list[Slot] = []
         self._known: weakref.WeakSet[Slot] = weakref.WeakSet()
@@ -210,7 +210,7 @@ class FastPass:
 
 @final
 class FastRun:
-    """One run's use of slots: its key-value pools lie in the current one."""
+    """Scores one run's drafts in slots. The run's key-value pools lie in the slot that it took last."""
 
     def __init__(self, passes: FastPass, encoder: Cache | None) -> None:
         """passes: the model's slots. encoder: cross-attention keys and values of the run's rows; None if
@@ -234,7 +234,7 @@ class FastRun:
     ) -> Scores:
         """Run the model over a draft, padded to a fixed shape.
 
-        draft: tokens (B, N). store: the run's pool, whose memory is this slot. rows: the layout of the rows; the
+        draft: tokens (B, N). store: the run's pools, which lie in the current slot. rows: the layout of the rows; the
             draft's first column is recorded in it.
         layers: indices of the layers whose features are returned. offsets: (axes, B) int64 added to positions, or None.
         run: the model's own pass. A graph replays it, so all tensors that it reads besides its arguments must keep
@@ -282,10 +282,10 @@ class FastRun:
 
 
 def fast_pass(model: PreTrainedModel) -> FastPass:
-    """The fast pass of a model. Every call with the same model returns the same object.
+    """Return a model's fast pass, which replays passes as captured CUDA graphs. One model always gives one object.
 
     model: a loaded model of transformers.
-    Returns: a `FastPass`; set its `enabled`, or read `why_not()`, `bytes` and `captured`.
+    Returns: a `FastPass`. Set `enabled` to turn it on or off; read its state by `why_not()`, `bytes` and `captured`.
     """
     with _making:
         if model not in _passes:
@@ -304,7 +304,7 @@ def _state(model: PreTrainedModel) -> tuple[object, ...]:
 
 
 def _memories(encoder: Cache | None) -> list[Tensor]:
-    """Keys and values of each layer in turn: k0, v0, k1, v1, ..."""
+    """List the cross-attention keys and values, layer by layer: k0, v0, k1, v1, ..."""
     layers = () if encoder is None else cast(list[DynamicLayer], encoder.layers)
     return [cast(Tensor, states) for layer in layers for states in (layer.keys, layer.values)]
 

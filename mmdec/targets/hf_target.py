@@ -22,13 +22,13 @@ from mmdec.types import InputError, Needs, Target
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 N = TypeVar("N", bound=nn.Module)
-ATTENTION = ("sdpa", "eager")  # of an encoder-decoder
-# transformers' hooks from this module remain after hidden states were requested once; they do nothing
+ATTENTION = ("sdpa", "eager")  # implementations with which an encoder-decoder can take tree masks
+# transformers leaves hooks from this module on a model once hidden states were requested; they do nothing
 RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
 _recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
 _installing = threading.Lock()
-INPUTS = -2  # among the layers of a pass: the first layer's inputs
+INPUTS = -2  # stands for the first layer's inputs in a list of layers to record
 
 
 class HfTarget(Target, Protocol):
@@ -37,7 +37,7 @@ class HfTarget(Target, Protocol):
     # whether one call of `generate` runs the loop exactly once; required by `mmdec.generate` and `stream`
     one_run: ClassVar[bool] = True
     reads_encoder: ClassVar[bool] = False  # the decoder reads an encoder's states
-    encodes: ClassVar[bool] = False  # it has an encoder of sound of its own: `encode`
+    encodes: ClassVar[bool] = False  # `encode` computes an encoder's states of sound
     reads_images: ClassVar[bool] = False  # it reads images among its token ids
     refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that are not supported
     # logits processors that read the whole batch without changing scores
@@ -58,7 +58,7 @@ class HfTarget(Target, Protocol):
         return self.model.device
 
     def encode(self, sound: Tensor) -> Tensor | None:
-        """The encoder's states (B, S, H) of features (B, mels, T); None if it reads none, or others."""
+        """Encode features (B, mels, T) of sound: states (B, S, H). Returns None if the model reads no such features."""
         return None
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -104,7 +104,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def plain_linear(module: nn.Module) -> bool:
-    """Whether the module is torch's own linear layer without hooks: its product may be computed otherwise."""
+    """Whether the module is torch's own linear layer without hooks, so that another kernel may do its product."""
     return type(module) is nn.Linear and not hooked(module)
 
 
@@ -113,7 +113,7 @@ class LayerInput:
     """A hook that records the input of a decoder layer during `recording`; at other times it does nothing."""
 
     def __init__(self, layer: int) -> None:
-        self.layer = layer  # index of the layer before, whose output this input is, with DeepStack's additions
+        self.layer = layer  # index of the previous layer: its output, plus what DeepStack adds, is this input
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = _recorded.get()
@@ -212,7 +212,8 @@ def check_attention(config: Any) -> None:
 
 
 def shallow(module: N) -> N:
-    """A module with the same parameters, buffers and submodules, whose attributes and hooks may be changed."""
+    """Copy a module without its parameters, buffers and submodules, which are shared. The copy's attributes and hooks
+    may be changed."""
     same = object.__new__(type(module))
     same.__dict__ = dict(module.__dict__)
     same.__dict__["_modules"] = dict(module._modules)

@@ -1,4 +1,4 @@
-"""Models of transformers that see or hear, as targets: one class for all, driven by what each model tells.
+"""Targets for transformers' models that read images, video or sound: one class, which inspects each model's interface.
 
 The prompt's pass is the model's own, with its images, sound and DeepStack; a draft's pass has tokens alone, and reads
 the cache that the prompt left. A run leaves nothing on the model object.
@@ -54,11 +54,11 @@ TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 PIXELS = {"pixel_values": "image", "pixel_values_images": "image", "pixel_values_videos": "video"}
 KINDS = ("image", "video")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # on which positions of three axes depend
-# and Qwen2.5-Omni's: the argument of its position function -> the model's input
+# the same for Qwen2.5-Omni: argument of its position function -> input of the model
 ALSO = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
 SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # the frames of each sound
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
-ENCODED = "mm_encoder_outputs"  # what the vision tower gave, by kind
+ENCODED = "mm_encoder_outputs"  # the input that holds the vision tower's outputs, by kind
 # what a model raises for inputs that do not fit
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
 HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
@@ -85,7 +85,7 @@ class Encoded:
 
     def pick(self, tokens: Tensor) -> Any:
         """The output for these visual tokens (T',) int64, as the model reads it."""
-        features = self.features[tokens][None]  # one image of them
+        features = self.features[tokens][None]  # as if they were one image
         listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
         deep = [[layer[tokens]] for layer in self.deep]
         picked: Any = BaseModelOutputWithPooling(last_hidden_state=cast(Any, features), pooler_output=cast(Any, listed))
@@ -97,7 +97,7 @@ class Encoded:
 class VisionInputs:
     """The images and videos of a run. `encoded` is filled by the first pass that needs it."""
 
-    inputs: Mapping[str, Any]  # those that `vision_names` lists and that are given
+    inputs: Mapping[str, Any]  # the pixels, grids and the like that the caller gave
     rows: int  # number of prompts; the batch has more rows if each has several sequences
     encoded: dict[str, Encoded] | None = None
     # positions (3, B, F) of the prompt and offsets (3, B), once computed
@@ -128,8 +128,8 @@ class VisionInputs:
         return cls(given, rows)
 
     def encode(self, model: Any) -> dict[str, Encoded]:
-        """The features of all images and videos, by kind. The tower runs once for a run. model: the part without the LM
-        head."""
+        """Return the features of all images and videos, by kind. The vision tower runs only at the first call. model:
+        the part without the LM head."""
         if self.encoded is None:
             watch = Watch(model.device)
             outputs = self.inputs.get(ENCODED) or {}
@@ -329,7 +329,7 @@ class MediaTarget(DecoderTarget):
         self._told = {*self._vision, *ALSO.values(), *SOUNDS}  # what positions depend on
         self._arguments = {*inspect.signature(model.forward).parameters} - {"inputs_embeds", "labels"}
         own, stock = (cast(Any, kind).prepare_inputs_for_generation for kind in (type(model), GenerationMixin))
-        self._prepares = own is not stock  # it changes what the stock one makes
+        self._prepares = own is not stock  # the model has a `prepare_inputs_for_generation` of its own
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a call's inputs. Returns: the inputs for `generate`, and those that are kept back for `prefill`.
@@ -401,7 +401,7 @@ class MediaTarget(DecoderTarget):
             **more,
         }
         try:
-            for name in TYPES:  # a finished text is longer than its prompt
+            for name in TYPES:  # the caller gave them for the prompt, but a finished text is longer
                 if isinstance(given.get(name), Tensor):
                     given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
             if self._prepares:

@@ -1,7 +1,7 @@
-"""The probe: whether a class of models scores trees of tokens as it scores each path, in small.
+"""The probe: tests with a small model whether a class of models scores a tree of tokens as it scores each path.
 
-It scores trees with two small random layers, in float64 (or float32): trees of several shapes below ragged, padded
-prompts that are longer than any window are scored, committed and followed by others. Each node's logits are compared
+The model has two small random layers, in float64 (or float32). It reads padded prompts of several lengths, longer than
+any window; then trees of several shapes are scored and committed, one after another. Each node's logits are compared
 with those of a plain loop over its path. The difference is large for a model that counts columns instead of positions,
 attends to fewer columns than its cache holds, or mixes rows.
 """
@@ -124,7 +124,7 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
         if isinstance(given.get(own), int):
             small[own] = min(given[own], most)
         elif own == "head_dim" and own in given:
-            small[own] = most  # its default: hidden_size / heads
+            small[own] = most  # None stands for hidden_size / heads
     small[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
     if isinstance(heads, int):
         small[names.get("num_attention_heads", "num_attention_heads")] = HEADS
@@ -153,15 +153,15 @@ def is_window(name: str, value: Any) -> bool:
 
 
 def _cut_factors(rope: dict[str, Any]) -> dict[str, Any]:
-    """A rope's settings whose factors, one for each frequency, fit a head of the small size."""
+    """Shorten a rope's lists of factors, which have one for each frequency, to the small model's head size."""
     turned = int(SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
     kept = {name: value[:turned] if isinstance(value, list) else value for name, value in rope.items()}
     return {name: _cut_factors(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """What the second of two layers has of its own, from the settings of all layers: sizes stay multiples of the
-    model's."""
+    """Choose the sizes that only the small model's second layer has, from the settings of all layers. Their ratios to
+    the other layers' sizes stay the same."""
     kinds: list[Any] = given.get("layer_types") or []
     other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
     own = next((fields for index, fields in settings.items() if int(index) == other), {})
@@ -170,7 +170,7 @@ def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> di
 
 
 def _both(kinds: list[Any]) -> list[Any]:
-    """The kinds of two layers, chosen from all layers' kinds: two different ones if there are several."""
+    """Choose the kinds of the two layers from those of all layers: two different kinds if there are several."""
     other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
     return [kinds[0], other]
 
@@ -180,7 +180,7 @@ class TooLarge(Exception):
 
 
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
-    """The largest difference between a node's logits and those of its path alone, over the largest logit.
+    """The largest difference between a node's logits and those of its path alone, divided by the largest logit.
 
     An error that the class raises is passed on. torch's random state is restored.
     """
@@ -245,7 +245,7 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
         plain, text = branch, torch.cat([text, tokens[:, path]], 1)
         ones = torch.ones(len(lengths), dtype=torch.long)
         target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
-    if has_states(model.config):  # a scan of the whole text may differ from single steps, which decoding takes
+    if has_states(model.config):  # such a model reads a whole text by a scan, which may differ from single steps
         return worst
     # a model that sees later tokens scores its own text differently when it reads the whole text
     full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
@@ -253,7 +253,7 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
 
 
 class _Plain:
-    """The plain loop: a prompt, then token by token."""
+    """Decodes without drafts: it reads the prompt, then one token at a time."""
 
     def __init__(self, model: Any, ids: Tensor, mask: Tensor) -> None:
         self.model, self.mask = model, mask
@@ -275,7 +275,7 @@ class _Plain:
 
     def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
         arguments = cache_arguments(self.model, self.cache, positions)
-        # `generate` drops such a mask, and that of a model without attention after its prompt
+        # `generate` drops a mask of ones; for a model without attention it drops any mask after the prompt
         unmasked = bool(self.mask.all()) or (has_states_alone(self.model.config) and ids.shape[1] < self.mask.shape[1])
         return self.model(
             input_ids=ids,

@@ -1,9 +1,9 @@
-"""Rotary positions that change with the text's length: "longrope" has other frequencies beyond a length, "dynamic" new
-ones at each further token. Keys in the cache keep those of their own pass.
+"""Rotary positions that change with the text's length. Beyond a certain length, "longrope" has other frequencies, and
+"dynamic" has new frequencies at each further token. Cached keys keep the frequencies of their own pass.
 
-Up to that length, and with "longrope" from the prompt on beyond it, a pass over a draft rotates as single steps do. A
-text that crosses the length is decoded by transformers' own loop: at each step it knows the longest row, by which it
-chooses the frequencies of all.
+A pass over a draft rotates as single steps do if the text stays below that length, or, with "longrope", if the prompt
+is longer already. A text that crosses the length is decoded by transformers' own loop, which at each step chooses the
+frequencies of all rows by the longest one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class GrowingRope:
 
     kind: str
     length: int  # positions up to which the frequencies are those of short texts
-    each: bool  # whether each token beyond has its own
+    each: bool  # whether the frequencies change again at each token beyond that length
 
     def crossed(self, prompt: int, cached: int, end: int) -> bool:
-        """Whether a text crosses the length. prompt: its columns before the first new token; `cached` of them are
-        in the cache. end: its columns at the end."""
+        """Whether a text crosses the length. prompt: number of columns before the first new token, of which `cached`
+        are in the cache. end: number of columns of the finished text."""
         beyond = not self.each and prompt > self.length and not 0 < cached <= self.length
         return end > self.length and not beyond
 

@@ -1,12 +1,11 @@
 """Copies of a model that read drafts as the model reads single tokens. They share its weights.
 
-transformers reads one token with a recurrence, and several with a scan, which may differ in three ways. It pads its
-tokens to whole chunks of 256, say, of which a draft fills a small part: the copy's chunks are as long as the draft. It
-bounds the lengths of time steps where the recurrence does not: the copy does not either. And the first Mamba's scan,
-which has no chunks, begins with an empty state: the copy reads token by token, but its projections, which hold most
-weights, read all tokens at once.
+transformers reads one token with a recurrence, and several with a scan. The scan may differ in three ways, which the
+copy avoids. The scan pads tokens to whole chunks, of 256 say: the copy's chunks are as long as the draft. The scan may
+limit time steps where the recurrence does not: the copy has no limit. The scan of Mamba 1, which has no chunks, begins
+with an empty state: the copy reads token by token; only the projections, which hold most weights, read all at once.
 
-Layers are known by their attributes. The model itself is not changed, so that others may use it meanwhile.
+Layers are recognised by their attributes. The model itself is not changed, so that others may use it meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 
-LEAST = 16  # tokens of a chunk on a GPU, whose kernels multiply blocks of 16 at least
+LEAST = 16  # minimum tokens of a chunk on a GPU: the kernels there multiply blocks of at least 16
 
 
 @final

@@ -22,12 +22,12 @@ from mmdec.types import Draft, Needs, Verdict
 
 # maximum error, relative to the largest logit: float32 noise is below 4e-5, quantised activations exceed 2e-2
 BOUND = 1e-3
-NOISE = 32  # in half precision, the maximum error is so many rounding steps instead
+NOISE = 32  # if this number of rounding steps is larger (in half precision), it is the maximum error instead
 # torch's setting for float32 products -> rounding step, if a caller lowered the precision
 PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
 PATH = (0, 1, 3, 6)  # nodes from the root down
-CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # the same for a target of chains
+CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents for a target whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
 ROWS = 8  # with one row, a tiny quantised model may show no difference; with 8 rows, at least 5 of 32 scores differed
 PROMPT = 4  # tokens of each row's prompt
@@ -44,8 +44,8 @@ _lock = Lock()
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
     """Whether other nodes in the same pass change the scores of a node by more than the noise of the model's precision.
 
-    The first time that this is true, it warns. Models with only plain layers and weights of torch and transformers are
-    not measured.
+    If so, the first call for a model warns. Models that have only plain layers and weights of torch and transformers
+    are not measured.
     """
     kinds = _kinds(model)
     if all(map(_is_plain, kinds)):

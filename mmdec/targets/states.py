@@ -1,9 +1,9 @@
-"""Recurrent and convolutional states: what a rejected draft did to them is taken back.
+"""Recurrent and convolutional states: undo what a rejected draft did to them.
 
-A pass returns the recurrent states after its last token only. So a row's states stay as they were until all columns of
-a pass are accepted; accepted tokens whose columns were not kept are the row's backlog, which the next pass reads again
-before its draft. If the backlog grows long, a pass of its own reads it. Convolutional states are the last inputs of a
-layer, so without recurrent states any number of columns is kept, and nothing is read twice.
+A pass returns the recurrent states after its last token only. So a row takes new states only if all columns of a pass
+are accepted. Otherwise it keeps the old states, and its accepted tokens become the row's backlog: the next pass reads
+them again before its draft. A long backlog is read in a pass without a draft. Convolutional states are the last inputs
+of a layer: a model that has no others keeps any number of columns and reads nothing twice.
 
 A pass reads its columns in order: a draft must be a chain. In a batch the rows have backlogs of different lengths;
 columns after a row's own are padding, which no earlier column sees.
@@ -30,13 +30,13 @@ from mmdec.decode.tree import chains, int_list, int_rows
 from mmdec.targets.cache import KVPool, RowLayout, empty_cache, stock_layer
 from mmdec.types import CACHE, Draft, InputError, Scores
 
-BACKLOG = 8  # tokens of a row's backlog at most: then a pass of its own is cheaper than to read them with each draft
+BACKLOG = 8  # maximum tokens of a row's backlog: it is cheaper to read more in an extra pass than with each draft
 Pass = Callable[[Draft], Scores]
 STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention before transformers 5.24
 
 
 class States(LinearAttentionLayer):
-    """One layer's states. A pass makes new ones, and those from before it remain until `keep`."""
+    """One layer's states. A pass makes new states, and the old ones remain until `keep` chooses between them."""
 
     def _take(self, given: LinearAttentionLayer) -> None:
         """Continue with the states of a layer."""
@@ -48,7 +48,7 @@ class States(LinearAttentionLayer):
         self.before: tuple[dict[int, Any], dict[int, Any]] = {}, {}
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Stock layers overwrite the old states; these keep them."""
+        """Set new states without overwriting the old ones, as a stock layer would."""
         old = self.recurrent_states[state_idx]
         if old is None:
             return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
@@ -56,8 +56,8 @@ class States(LinearAttentionLayer):
         return recurrent_states
 
     def begin(self, steps: bool) -> None:
-        """Prepare for a pass, which `keep` ends. steps: whether it runs in single steps, which write into the states of
-        some models."""
+        """Prepare for a pass, which `keep` ends. steps: whether the pass reads token by token: some models then write
+        into the old states, so these are copied."""
         self.before = dict(self.conv_states), self.recurrent_states
         self.record_past = True  # transformers' own switch: inputs of convolutions are appended, not rolled over
         self.recurrent_states = {
@@ -134,8 +134,8 @@ def attention_layers(cache: DynamicCache) -> list[Any]:
 
 
 def release(cache: DynamicCache) -> None:
-    """Make the states that a run left in a cache writable: it runs in inference mode, whose tensors no other code may
-    change in place, as the layers of some models do."""
+    """Make the states that a run left in a cache writable. The run made them in inference mode: other code could not
+    change them in place, as the layers of some models do."""
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
             for held in (layer.conv_states, layer.recurrent_states):
@@ -145,10 +145,10 @@ def release(cache: DynamicCache) -> None:
 
 @final
 class StateStore:
-    """A run's cache after its prompt, if it has states: they, the rows' backlogs, and a pool of keys and values."""
+    """Holds a run's cache once the prompt was read, for a model with states: states, backlogs, keys and values."""
 
     def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
-        """steps: whether passes run in single steps, which write into the states.
+        """steps: whether passes read token by token and so write into the states.
 
         Raises: InputError if the prompt's pass left no states in the cache.
         """
@@ -174,7 +174,7 @@ class StateStore:
         self.states = [layer for layer in layers if isinstance(layer, States)]
         self.backlogs: list[list[int]] = [[] for _ in range(rows)]
         self._read: list[list[int]] = []  # each row's tokens in the last pass
-        self.passes = 0  # that read a backlog alone
+        self.passes = 0  # number of passes that read backlogs without a draft
 
     def score(self, draft: Draft, rows: RowLayout, run: Pass) -> Scores:
         """Score a draft (B, N), whose trees must be chains. run: a pass over chains (B, W)."""
@@ -205,12 +205,12 @@ class StateStore:
         self._keep(rows, read)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move keys and values; see `KVPool.commit`."""
+        """Move keys and values as `KVPool.commit` does: row r's `columns[r]` to the columns from `begins[r]` on."""
         if self.pool is not None:
             self.pool.commit(columns, begins, length)
 
     def show(self, firsts: Sequence[int]) -> None:
-        """See `KVPool.show`."""
+        """Let the next pass see only the keys and values from column `firsts[i]` on in layer i."""
         if self.pool is not None:
             self.pool.show(firsts)
 
@@ -223,7 +223,8 @@ class StateStore:
             self.pool.select(rows, length)
 
     def _catch_up(self, rows: RowLayout, run: Pass) -> None:
-        """Read as many columns of backlogs as most rows have, without a draft. Shorter backlogs remain."""
+        """Read the first `width` tokens of backlogs in a pass without a draft. Shorter backlogs remain. The width is
+        chosen so that the pass reads the most tokens."""
         lengths = [len(backlog) for backlog in self.backlogs]
         width = max(lengths, key=lambda length: length * sum(other >= length for other in lengths))
         tokens, rest = [backlog[:width] for backlog in self.backlogs], [backlog[width:] for backlog in self.backlogs]
@@ -268,7 +269,7 @@ def _attention(layer: Any) -> Any:
 
 
 def has_states(config: PreTrainedConfig) -> bool:
-    """Whether the cache of a model with this configuration has recurrent or convolutional states: then drafts are
+    """Whether the cache of a model with this configuration has recurrent or convolutional states. If so, drafts must be
     chains."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 

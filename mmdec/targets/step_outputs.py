@@ -70,7 +70,7 @@ def _pass(
 
 
 def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int | None:
-    """The columns that a layer's cache shows a step, its own included; None: all."""
+    """Number of columns that a step sees in a layer's cache, its own included; None: all."""
     if windows is None:
         return None
     window = windows.layers[layer] if windows.kinds is None else windows.kinds[model.config.layer_types[layer]]
@@ -78,7 +78,7 @@ def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int 
 
 
 def _row(attention: Tensor | None, step: int, columns: int, window: int | None) -> Any:
-    """One step's map (B, H, 1, S) from that of all steps (B, H, N, S), after a prompt of so many columns."""
+    """Cut one step's map (B, H, 1, S) out of attention (B, H, N, S) of all steps. columns: number of the prompt's."""
     if attention is None:  # only "eager" attention gives any
         return None
     past = columns + step if window is None else min(columns + step, window - 1)

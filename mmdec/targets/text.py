@@ -45,7 +45,7 @@ class TextTarget(DecoderTarget):
         super().__init__(model)
         self.alibi = has_alibi(model)
         if self.alibi:
-            self.positions = getattr(model.config, "max_seq_len", None)  # MPT's bias ends there, the others' nowhere
+            self.positions = getattr(model.config, "max_seq_len", None)  # only MPT's bias has a maximum length
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
         seen = [name for name, value in inputs.items() if value is not None and MEDIA.match(name)]

@@ -58,7 +58,7 @@ class WhisperTarget(EncodedTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether this is a complete Whisper."""
+        """Whether this is a Whisper with encoder, decoder and output layer."""
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
@@ -73,13 +73,13 @@ class WhisperTarget(EncodedTarget):
         return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        """As `Target.prefill`. If runs share passes, the pass runs in the thread that called them all."""
+        """Run the prompt, see `mmdec.types.Target`. If runs share passes, it runs in the thread that started them."""
         if self._together is not None:
             return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         return super().prefill(inputs, needs)
 
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """As `Target`'s; runs that share passes are scored in one pass."""
+        """Score a draft. Drafts of runs that share passes (`Together`) are scored in one pass."""
         if self._together is None:
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
@@ -89,7 +89,7 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
-        """`score` for the drafts of several runs (B = 1) in one pass; each session has a fast decoder."""
+        """Score the drafts of several runs (B = 1) in one pass. Each session's reader must be a `FastDecoder`."""
         pieces = list[Piece]()
         for session, draft in drafts:
             tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
@@ -108,7 +108,7 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:
-        """The encoder's states (B, S, H) of features (B, mels, T); None if it reads other features."""
+        """Encode features (B, mels, T): states (B, S, H). Returns None if the model reads features of other shapes."""
         config = self.model.config
         if sound.shape[1:] != (config.num_mel_bins, 2 * config.max_source_positions):
             return None
@@ -116,7 +116,7 @@ class WhisperTarget(EncodedTarget):
         return states
 
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
-        """Scores drafts with less Python overhead; None if the model does not allow it."""
+        """Make a decoder that scores drafts with less Python overhead; None if the model does not allow it."""
         decoder, states = self.model.model.decoder, prompt.encoded[0]
         if set(layers) - {-1} or not FastDecoder.fits(decoder):
             return None
@@ -142,7 +142,7 @@ class WhisperTarget(EncodedTarget):
         return Scores(logits, self._features(out, layers))
 
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """As for all targets. For word timestamps an "sdpa" model uses "eager" attention, which returns its weights."""
+        """Run the decoder over a finished text. For word timestamps, "eager" replaces "sdpa": it returns attentions."""
         maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
         decoder = eager_twin(self.model.model.decoder) if maps else None
         return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)

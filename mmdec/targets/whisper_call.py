@@ -1,6 +1,6 @@
-"""The model as one call of `generate` sees it: windows encoded once, words by a decoder of their own.
+"""Copies of a Whisper for one call of `generate`: an encoder that encodes each window once, a decoder for word times.
 
-Both are copies that share the weights, so that a call changes nothing that other threads see.
+The copies share the model's weights. A call changes nothing that other threads see.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def can_twin(model: WhisperForConditionalGeneration) -> bool:
 
 
 def eager_twin(decoder: nn.Module) -> nn.Module:
-    """The same decoder, with the same weights and hooks, that attends by "eager" and so gives its attention maps."""
+    """Copy a decoder, with the same weights and hooks, but "eager" attention, which returns attention maps."""
     config: Any = copy.copy(decoder.config)
     config._attn_implementation = "eager"
 
@@ -59,11 +59,11 @@ def encoding_once(
 
     `generate` encodes a window for its text, and again to detect the language, to recognise silence, and at each
     temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions
-    of the encoder are not given.
+    of the encoder are not returned.
 
     on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
     own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
-    margin: seconds after the sound that the encoder reads, of a single window; None: all of it, as the stock model.
+    margin: of a single window the encoder reads the sound and this many seconds after it; None: all of the window.
     together: runs the encoder's passes; None: they run in this thread.
     Returns: the model, and its encoder's forward.
     """
@@ -81,7 +81,7 @@ def encoding_once(
 
 @final
 class RememberingEncoder:
-    """Runs an encoder, or gives the states of the last windows again, row by row."""
+    """Runs an encoder. If all rows equal rows of the last windows, it returns their stored states instead."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class RememberingEncoder:
         margin: float | None,
         together: Together | None = None,
     ) -> None:
-        """margin, together: see `encoding_once`."""
+        """on_pass, margin, together: as for `encoding_once`."""
         self._on_pass, self._together = on_pass, together
         own = not can_shorten(encoder)
         self._margin = None if own else margin
@@ -126,7 +126,7 @@ class RememberingEncoder:
         return 2 * self._states.shape[1] / FRAMES
 
     def whole(self) -> BaseModelOutput:
-        """Let the encoder read all of the last window, and use those states from now on."""
+        """Encode all of the last window. These states replace the stored ones."""
         features, margin = self._last, self._margin
         assert features is not None
         self._last = self._margin = None
@@ -156,7 +156,7 @@ class RememberingEncoder:
             return None
         rows = list[int]()
         for index, row in enumerate(features):
-            order = sorted(range(len(self._last)), key=lambda other: other != index)  # used at once
+            order = sorted(range(len(self._last)), key=lambda other: other != index)  # try the same index first
             same = next((other for other in order if torch.equal(self._last[other], row)), None)
             if same is None:
                 return None

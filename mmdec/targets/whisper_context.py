@@ -1,7 +1,7 @@
-"""Whisper's encoder at the length of the sound and a margin, instead of always 30 s.
+"""Runs Whisper's encoder over the sound and a margin, instead of always 30 s.
 
-This is not the stock model: the decoder was trained on windows of 30 s, and a shorter one gives other states. By the
-silence after the sound it knows where to end; without it, it repeats itself. `runs_away` recognises that.
+This is not the stock model: the decoder was trained on windows of 30 s, and a shorter one gives other states. Silence
+after the sound tells the decoder where to end; without it, the decoder repeats itself. `runs_away` recognises that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmdec.targets.hf_target import hooked, plain_linear
 
 FRAMES = 100  # frames of features in a second
 STEP = FRAMES  # lengths are whole seconds, so that few shapes occur
-TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # more tokens than this are no speech
+TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # more than 12 tokens a second, plus 24, cannot be speech
 COMPRESSIBLE = 1.35  # Whisper's own threshold of the compression ratio, in tokens
 
 
@@ -48,7 +48,7 @@ def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
             x = _through(layer, x)
         else:
             read = layer(x, None)
-            x = read[0] if isinstance(read, tuple) else read  # as transformers' versions have it
+            x = read[0] if isinstance(read, tuple) else read  # some versions of transformers return a tuple
     return encoder.layer_norm(x)
 
 
@@ -64,7 +64,7 @@ def _stock(layer: nn.Module) -> bool:
 
 
 def _through(layer: Any, x: Tensor) -> Tensor:
-    """x (B, S, H) through a stock layer."""
+    """Run a stock layer over x (B, S, H)."""
     own, y = layer.self_attn, layer.self_attn_layer_norm(x)
     parts = (_linear(own.q_proj, y) * own.scaling, _linear(own.k_proj, y), _linear(own.v_proj, y))
     heads = (part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts)

@@ -30,8 +30,8 @@ from mmdec.targets.whisper_vocabulary import copies_of
 from mmdec.types import CACHE
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
-LARGE = 2**17  # minimum numbers of a weight whose product oneDNN computes: it sums in another order
-FEW = 6  # queries up to which the encoder's keys are the rows of their product
+LARGE = 2**17  # oneDNN multiplies by weights of at least this many numbers; it sums in another order
+FEW = 6  # maximum queries for which cross-attention multiplies keys by queries, which is faster on a CPU
 Map = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
 
@@ -79,7 +79,7 @@ class FastDecoder(nn.Module):
         for index, layer in enumerate(self.layers_of):
             if index == len(memory.layers):
                 memory.layers.append(DynamicLayer())
-            # each head's states behind each other: every later pass reads them faster, by more than the copy takes
+            # contiguous for each head: later passes read them faster, and save more time than this copy takes
             keys, values = (part.contiguous() for part in layer.memory.pair(states))
             kept = cast(DynamicLayer, memory.layers[index])
             kept.lazy_initialization(keys, values)
@@ -93,7 +93,7 @@ class FastDecoder(nn.Module):
         position_ids: Tensor,
         **given: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Run the decoder -> last_hidden_state (B, N, H).
+        """Run the decoder. Returns: last_hidden_state (B, N, H).
 
         input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N) additive; None: all columns are visible.
         """
@@ -103,9 +103,9 @@ class FastDecoder(nn.Module):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **named)
 
     def together(self, pieces: Sequence[Piece]) -> Tensor:
-        """Run the drafts of several runs at once -> their states behind each other (B, the sum of N, H).
+        """Run the decoder over the drafts of several runs. Returns: their states, concatenated (B, sum of all N, H).
 
-        A run attends to its own cache. All else is one product for all columns, so that the weights are read once.
+        Each run attends to its own cache. All else is computed for all columns at once, so weights are read once.
         """
         self.copies.passes += 1
         tokens, positions = self.embeddings
@@ -126,21 +126,21 @@ class Piece:
     cache: EncoderDecoderCache
 
     def own(self, index: int, keys: Tensor, values: Tensor) -> Pair:
-        """Append keys and values of the draft to those of a layer, and give all of them."""
+        """Append the draft's keys and values to those of layer `index`. Returns: all of them."""
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)
 
     def memory(self, index: int) -> Pair:
-        """A layer's keys and values of the encoder's states."""
+        """The keys and values of the encoder's states in layer `index`."""
         layer: Any = self.cache.cross_attention_cache.layers[index]
         return layer.keys, layer.values
 
 
 class _Layer:
-    """The projections of one layer, looked up once."""
+    """One decoder layer. Its projections are looked up once, when it is made."""
 
     def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
-        """half: the copies of this layer, see `_halves`."""
+        """half: half-precision copies of this layer's weights, by name; may be empty."""
         self.own = _Attention(layer.self_attn, _stock)
         self.memory = _Attention(layer.encoder_attn, _across, many=True)
         self.own.mixed, self.own.out = half.get("own"), half.get("own out", self.own.out)
@@ -150,7 +150,7 @@ class _Layer:
         self.norm, self.activation = _direct(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
     def __call__(self, x: Tensor, index: int, pieces: Sequence[Piece]) -> Tensor:
-        """Run the layer, which has this index, over x (B, N, H), the columns of all pieces behind each other."""
+        """Run the layer over x (B, N, H), the concatenated columns of all pieces. index: the layer's number."""
         sizes = [piece.ids.shape[1] for piece in pieces]
         queries, *news = self.own.trio(self.own_norm(x))
         parts = zip(pieces, *(part.split(sizes, 2) for part in news), strict=True)
@@ -162,10 +162,11 @@ class _Layer:
 
 
 class _Attention:
-    """Queries over keys and values; the queries are scaled first, as in the stock layer."""
+    """One attention of a decoder layer. Queries are scaled first, as in the stock layer."""
 
     def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
-        """attend: queries, keys, values, mask -> the attention's output. many: keys and values are a window's."""
+        """attend: computes attention of (queries, keys, values, mask). many: whether keys and values are made of many
+        states at once, those of a whole window."""
         self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
         self.query, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
         self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
@@ -189,12 +190,12 @@ class _Attention:
         return self.heads(self.keys(x)), self.heads(self.values(x))
 
     def heads(self, x: Tensor) -> Tensor:
-        """(B, N, H) -> (B, heads, N, D)."""
+        """Split x (B, N, H) into heads (B, heads, N, D)."""
         return x.unflatten(2, (-1, self.size)).transpose(1, 2)
 
 
 def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
-    """Half-precision copies of each layer's weights; None if one of them is no half-precision number, or has hooks."""
+    """Copy each layer's weights to half precision; None if that would change a number, or if a layer has hooks."""
     found = list[dict[str, HalfWeights]]()
     for layer in decoder.layers:
         own, memory = layer.self_attn, layer.encoder_attn
@@ -213,7 +214,7 @@ def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
 
 
 def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention over the encoder's states. On a CPU, few queries are the columns of the product, which is faster."""
+    """Attend to the encoder's states. For few queries on a CPU, multiply keys by queries instead: it is faster."""
     if queries.shape[2] > FEW or keys.numel() < LARGE or queries.device.type != "cpu":
         return _stock(queries, keys, values, mask)
     scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
@@ -225,8 +226,8 @@ def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 
 def _direct(module: Any, many: bool = False) -> Map:
-    """The function behind a module of torch without hooks, which skips `__call__`; other modules unchanged. many: it
-    reads many rows at once."""
+    """Return the plain function of a torch module without hooks: it saves the overhead of `__call__`. Other modules are
+    returned unchanged. many: whether the module reads many rows at once."""
     if plain_linear(module):
         large = (many or module.weight.numel() >= LARGE) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)

@@ -1,12 +1,12 @@
 """Several recordings decoded at once, each by a `generate` of its own, with one pass of the decoder for all of them.
 
-Each job runs in a thread, but only one thread runs at a time: a job runs until it needs a pass of a model, and waits.
-When all of them wait, the caller's thread computes their passes together, and lets each go on. A job that has ended
-makes room for the next at once. So a recording may be in its first window while another is decoded again at a higher
+Each job runs in a thread, but only one thread runs at a time: a job runs until it needs a pass of a model, then waits.
+When all jobs wait, the caller's thread computes their passes together and lets each go on. A job that has ended makes
+room for the next at once. So a recording may be in its first window while another is decoded again at a higher
 temperature, and nothing has to be padded.
 
-With two threads and more, one of them runs the encoder for jobs that begin, beside the others' passes: the encoder
-computes, and the decoder's passes mostly read memory.
+If torch has two threads or more, one of them runs the encoder for new jobs while the others run decoder passes: the
+encoder is limited by arithmetic, and decoder passes are limited by memory.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _Dropped(BaseException):
 @final
 @dataclass(frozen=True)
 class _Wish:
-    """What a job waits for: a function's result. `several`: it takes the parts of all jobs at once."""
+    """A result that a job waits for."""
 
-    several: Several
-    part: Any
-    shared: bool
+    several: Several  # computes the results of all jobs' parts at once
+    part: Any  # this job's own input
+    shared: bool  # whether the parts of all jobs are to be computed in one pass
     apart: bool  # whether it may run in another thread beside passes
     inference: bool  # whether the job runs in inference mode
 
@@ -49,8 +49,8 @@ class _Wish:
             return self.several(parts)
 
     def answer(self) -> tuple[Any, float]:
-        """The result of its own part, or the exception that this raised, and the seconds. What may run in another
-        thread has one thread of torch in each, so that which thread computes it changes no bit."""
+        """Compute this job's part alone. Returns: the result, or the exception raised, and the seconds. If another
+        thread may compute it (`apart`), torch always uses one thread, so that all threads give the same bits."""
         stopwatch = Stopwatch()
         try:
             with own_threads(1) if self.apart else nullcontext():
@@ -130,14 +130,14 @@ class Together:
         self._width, self._current = width, threading.local()
 
     def alone(self, function: Callable[[], T], apart: bool = False) -> T:
-        """Called by a job: the result of a function, computed by the caller's thread. apart: another may do it."""
+        """Called by a job: let the thread of `run` compute a function's result. apart: another thread may do it."""
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
             _Wish(lambda parts: [part() for part in parts], function, False, apart, inference)
         )
 
     def pass_of(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
-        """Called by a job: the result of its part of a pass that other jobs share. several: computes the pass."""
+        """Called by a job: return the result of its part of a pass that jobs share. several: computes the pass."""
         return self._current.job.wait(_Wish(several, part, True, False, torch.is_inference_mode_enabled()))
 
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
@@ -210,8 +210,8 @@ def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> b
 
 
 def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
-    """A job whose wish the other thread has not begun because it is busy with another one. Takes it from that thread's
-    queue: encoders in both threads take less time than passes beside the last of them."""
+    """Take from the other thread's queue a job whose wish it has not begun, because it is busy with another one. Two
+    encoder passes side by side take less time than one after the other with decoder passes beside them."""
     given = [job for job in jobs if job.later is not None]
     if not any(job.later.running() for job in given if job.later is not None):
         return None
@@ -219,7 +219,7 @@ def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
 
 
 def _serve(job: _Job[Any], other: ThreadPoolExecutor | None) -> None:
-    """Compute what a job wishes alone, until it wishes for a shared pass, for what the other thread does, or ends."""
+    """Compute what a job alone waits for, until it waits for a shared pass or for the other thread, or ends."""
     while (wish := job.wish) is not None and not wish.shared:
         if wish.apart and other is not None:
             job.later = other.submit(wish.answer)

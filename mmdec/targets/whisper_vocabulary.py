@@ -1,6 +1,6 @@
-"""Whisper's output layer on a CPU, and the half-precision copies by which it and the decoder's layers are read.
+"""Whisper's output layer on a CPU, and half-precision copies of weights (its own, the decoder's) that are read faster.
 
-The product with 51,865 words is the dearest of a small decoder's pass.
+The product with 51,865 tokens is the most expensive one in a small decoder's pass.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from mmdec.ops.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
 LARGE = 2**14  # minimum number of tokens in a large vocabulary
-PAYS = 64  # passes after which copies are made: it costs as much as 100 passes save
-MOST = 32  # columns for which the layer's half-precision copy is used
+PAYS = 64  # copies are made after this many passes: making them takes the time that 100 passes save
+MOST = 32  # maximum columns of a pass for which the output layer's half-precision copy is used
 
 
 @final
 @dataclass
 class Copies:
-    """The half-precision copies of a module's weights, or how many passes it had without them."""
+    """The half-precision copies of a module's weights, and the number of the module's passes."""
 
-    usable: bool  # whether changes of the weights can be seen, and a kernel may be there
-    state: list[tuple[int, int]]  # of the weights
+    usable: bool  # False: changes of the weights could not be noticed, or this CPU has no kernel
+    state: list[tuple[int, int]]  # address and version of each weight
     passes: int = 0
     _made: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def made(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives, which is called once, after some passes; None before, or where it cannot be made."""
+        """Return the copies, for which `make` is called once, after `PAYS` passes; None before, or if it fails."""
         with self._lock:
             if self.usable and self._made is None and self.passes >= PAYS:
                 try:
@@ -53,7 +53,7 @@ _lock = threading.Lock()
 
 
 def copies_of(module: nn.Module) -> Copies:
-    """The copies of a module's weights; new ones if these have changed."""
+    """Return the copies of a module's weights. They are made anew if the weights have changed."""
     weights = list(module.parameters())
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
     state = [(one.data_ptr(), one._version) for one in weights] if plain else []
@@ -65,10 +65,10 @@ def copies_of(module: nn.Module) -> Copies:
 
 
 def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
-    """Apply the output layer to states (B, N, H) -> logits (B, N, V).
+    """Apply the output layer to states (B, N, H). Returns: logits (B, N, V).
 
-    On a CPU and in float32, a large layer is read from its half-precision copy (`ops/half.py`) once that pays, and
-    multiplied by oneDNN before. The sums have another order, so logits differ by up to 1e-5.
+    On a CPU and in float32, a large layer is read from its half-precision copy (`ops/half.py`) after some passes;
+    before, oneDNN multiplies it. The sums have another order, so logits differ by up to 1e-5.
     """
     if not (plain_linear(output) and output.bias is None):
         return output(states)

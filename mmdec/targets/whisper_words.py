@@ -1,9 +1,9 @@
 """When the tokens of a window are spoken: an alignment to the sound by cross-attention and loudness.
 
-transformers' `token_timestamps` give one time a token, the moment at which attention moves on; pauses belong to the
+transformers' `token_timestamps` give each token one time, the moment at which attention moves on; pauses belong to the
 word before them. Here each token gets a start and an end. One path through the window's frames takes each token in
-order and may rest in a gap before a word; attention says which token a frame belongs to, loudness whether it belongs
-to any.
+order and may rest in a gap before a word. Attention says which token a frame belongs to. Loudness says whether the
+frame belongs to a token at all.
 Attention is read from the step that predicts a token (transformers reads the step after it, which looks at the next
 token and is late by about a token).
 Source: the alignment by dynamic programming is Whisper's (Radford et al. 2022, `word_timestamps`); gaps are ours.
@@ -23,7 +23,7 @@ from transformers import WhisperForConditionalGeneration
 FRAME = 0.02  # seconds of one state of the encoder
 MELS_A_STATE = 2  # frames of the features for each state
 FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's loudness that count as silence and as speech
-HALF = 0.45  # between them (0 is silence, 1 speech): where a frame is as likely silent as spoken
+HALF = 0.45  # on that scale from silence (0) to speech (1), the loudness at which both are equally likely
 SMOOTH = 5  # frames of the features over which loudness is averaged
 GAP = 4.0  # how much a silent frame speaks for a gap, in standard deviations of attention
 WIDTH = 7  # frames of the median filter over attention
@@ -48,7 +48,7 @@ def loudness(features: np.ndarray) -> np.ndarray:
 
 
 def attended(maps: Tensor) -> np.ndarray:
-    """Attention (H, N, S) of some heads as one map (N, S): how much more a token looks at a frame than others do."""
+    """Merge attention (H, N, S) of some heads to one map (N, S): how much more than others a token sees each frame."""
     maps = maps.float()
     spread = maps.std(-2, keepdim=True, unbiased=False)
     maps = (maps - maps.mean(-2, keepdim=True)) / (spread + 1e-9)
@@ -59,7 +59,8 @@ def attended(maps: Tensor) -> np.ndarray:
 
 
 def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
-    """`attended` (N, S), moved by the one of `LEADS` after which loud frames (`loudness`, (S,)) get most of it."""
+    """Shift attention by the one of `LEADS` with which it fits the loud frames best. seen: (N, S) from `attended`.
+    loud: (S,) from `loudness`."""
     frames = np.arange(len(loud))
     moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in LEADS]
     peaks = np.stack([seen.max(0)[move] for move in moves])
@@ -69,10 +70,10 @@ def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
 
 
 def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
-    """The first frame of each token, and the frame after its last: two (N,).
+    """Find the first frame of each token, and the frame after its last: two arrays (N,).
 
-    tokens: (N, S) how much each frame speaks for each token. loud: (S,) from `loudness`. begins: (N,) whether a gap may
-    stand before the token; one may always stand before the first and after the last.
+    tokens: (N, S) how well each frame fits each token. loud: (S,) from `loudness`. begins: (N,) whether a gap may stand
+    before the token; a gap may always stand before the first token and after the last.
     """
     count, frames = tokens.shape
     if count >= frames:  # more tokens than can be told apart
@@ -104,7 +105,7 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
 
 @final
 class SpokenTokens:
-    """Takes the place of `_extract_token_timestamps` in one call of `generate`.
+    """Replaces a model's method `_extract_token_timestamps` in one call of `generate`.
 
     It gives each token's start as `token_timestamps`, and beside it `token_seconds`, how long it lasts. Tokens that are
     not spoken (punctuation, timestamps) begin and end where the token before them ends.
@@ -125,8 +126,8 @@ class SpokenTokens:
     ) -> Tensor:
         """Times of all tokens (B, L) in seconds; those of the prompt are 0.
 
-        output: one window's, with `cross_attentions`. alignment_heads: (layer, head) pairs. num_frames: of the
-        features, for all rows or each, up to where there is sound. num_input_ids: columns of the prompt.
+        output: one window's, with `cross_attentions`. alignment_heads: (layer, head) pairs. num_frames: number of
+        feature frames with sound, for all rows or for each. num_input_ids: number of columns of the prompt.
         """
         layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]
         maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # (B, H, L - 1, S)
@@ -157,8 +158,8 @@ class SpokenTokens:
         return starts
 
     def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """The state up to which sound is aligned: if a timestamp ends the tokens, speech long after it is not in their
-        text."""
+        """Number of states to align. If the tokens end with a timestamp, speech long after it is not in their text and
+        is left out."""
         last = len(tokens)
         while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
             last -= 1
@@ -167,7 +168,8 @@ class SpokenTokens:
 
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:
-    """Let `SpokenTokens` time the tokens of this object's `generate`. model: a copy for one call. Others as there."""
+    """Let `SpokenTokens` time the tokens of this model's `generate`. model: a copy for one call. begins, sound: as for
+    `SpokenTokens`."""
     settings: Any = model.generation_config
     first_time = settings.no_timestamps_token_id + 1
     vars(model)["_extract_token_timestamps"] = SpokenTokens(model.config.decoder_layers, begins, sound, first_time)

@@ -46,7 +46,7 @@ class Windows:
     """The windows of a model's layers."""
 
     layers: tuple[Window | None, ...]  # for each layer of the cache
-    # for each layer type: the model takes a mapping of masks; None: it takes one mask, the first layer's
+    # layer type -> window, if the model takes one mask for each type; None: it takes one mask, the first layer's
     kinds: Mapping[str, Window | None] | None
 
     @classmethod
@@ -82,7 +82,7 @@ class Windows:
         """The argument `attention_mask` of a draft's pass, and the masks in it.
 
         tree: the mask of layers without a window. firsts: the first column that layers of each window show.
-        counted: see `TreeMask.within`.
+        counted: the columns' places and the rows' padding, from `Gaps.places`; None: no padding lies between tokens.
         """
         trees = {
             window: tree.within(window.size, chunks=window.chunks, first=firsts.get(window, 0), counted=counted)
@@ -101,8 +101,8 @@ class Windows:
 class Gaps:
     """Padding between the tokens of a prompt's rows, which windows count although a run's cache drops it."""
 
-    padding: Tensor  # (B,) int64, number of such columns
-    moved: Tensor  # (B, C) int64: a column's place less its number, before the first new token; 0 beyond
+    padding: Tensor  # (B,) int64, number of padding columns
+    moved: Tensor  # (B, C) int64: what `places` adds to column number plus padding; 0 after the prompt
 
     @classmethod
     def of(cls, mask: Tensor) -> Gaps:
