@@ -49,22 +49,22 @@ EOS = "</s>"
 
 @dataclass(frozen=True)
 class AcousticTargets:
-    """One utterance of K phones, the last of them EOS with zeros, and F = sum of durations frames."""
+    """Training targets of one utterance: K phones, and F frames. The last phone is EOS; all its values are 0."""
 
     units: tuple[str, ...]  # (K,) phones, then "</s>"
-    durations: Tensor  # (K,) int64, frames
+    durations: Tensor  # (K,) int64, frames; their sum is F
     pitch: Tensor  # (K,) Hz, mean over the phone's frames of the interpolated contour
     energy: Tensor  # (K,) mean over the phone's frames
     mel: Tensor  # (F, 80), natural log
-    first_frame: int  # index in the recording: frame f of `mel` is centred on its sample 256 (first_frame + f)
+    first_frame: int  # index in the recording: frame f of `mel` is centred on sample 256 * (first_frame + f)
 
 
 def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, float]]) -> AcousticTargets:
     """Compute the targets of 16 kHz samples (T,) with phones [(phone, end in seconds), ...].
 
     A duration is round(end * sr / hop) - round(start * sr / hop) frames, so that rounding errors do not add up. A phone
-    without frames gets pitch and energy of the nearest phone with frames. The pitch of unvoiced frames is interpolated.
-    Raises InputError where the sound ends before its phones.
+    without frames gets pitch and energy of the frame at its place. The pitch of unvoiced frames is interpolated.
+    Raises InputError if the sound ends before the last phone.
     """
     span = spoken([phone for phone, _ in phones_with_ends])
     first, last = span.start, span.stop
@@ -96,7 +96,7 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
 
 
 def filled(contour: Tensor) -> Tensor:
-    """A pitch contour (F,) in Hz with its zeros replaced: linear between voiced frames, constant at both ends."""
+    """Replace the zeros of a pitch contour (F,) in Hz: linear between voiced frames, constant at both ends."""
     voiced = torch.nonzero(contour > 0)[:, 0]
     if voiced.numel() == 0:
         return contour
@@ -109,7 +109,7 @@ def filled(contour: Tensor) -> Tensor:
 
 
 def _phone_means(values: Tensor, durations: Tensor) -> Tensor:
-    """Means of values (F,) over phones of durations (K,) -> (K,)."""
+    """Average values (F,) over the frames of each phone. durations: (K,) frames. Returns: (K,)."""
     ends = durations.cumsum(0)
     starts = (ends - durations).clamp(max=values.shape[0] - 1)
     total = torch.nn.functional.pad(values.double().cumsum(0), (1, 0))
@@ -117,15 +117,15 @@ def _phone_means(values: Tensor, durations: Tensor) -> Tensor:
     return ((total[stops] - total[starts]) / (stops - starts)).float()
 
 
-_PAUSE_FRAMES = 12  # between two joined recordings
+_PAUSE_FRAMES = 12  # frames of silence between two joined recordings
 _FORMAT = 3  # version of the cache; a change makes old caches invalid
 
 
 class EnglishSpeech:
-    """Distinct sentences of `<root>/{split}.tsv` with `{split}.alignment.tsv` and `{split}/<path>.wav`.
+    """The English recordings of a split and their acoustic targets, which are cached in `<root>/../cache/english-...`.
 
-    Of recordings with the same translation and the same phones, only the first is used. Unusable rows are listed in
-    `bad`. Targets are cached in half precision under `<root>/../cache/english-...`.
+    Reads `{split}.tsv`, `{split}.alignment.tsv` and `{split}/<name>.wav` in `root`. Of recordings with the same
+    translation and the same phones, only the first is used. Unusable rows are listed in `bad`.
     """
 
     def __init__(self, root: Path, split: str, limit: int | None = None, admission: Admission = STRICT) -> None:
@@ -177,16 +177,16 @@ class EnglishSpeech:
         return torch.from_numpy(part.astype(np.float32))
 
     def phones(self, item: int) -> Tensor:
-        """(3, K) of a recording: durations in frames, pitch in Hz, energy. The last column is EOS, with zeros."""
+        """A recording's targets (3, K): durations in frames, pitch in Hz, energy. The last column is EOS, all zeros."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
-        """(translation, phones without </s>) -> index of the recording."""
+        """Map each (translation, phones without </s>) to the index of its recording."""
         keys = ((row[1], tuple(units[:-1])) for row, units in zip(self.rows, self.units, strict=True))
         return {key: item for item, key in enumerate(keys)}
 
     def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
-        """Phones (3, K) and mel (F, 80) of several recordings in a row; a fifth of a second apart if `pause`."""
+        """Join recordings: phones (3, K) and mel (F, 80). `pause` puts a fifth of a second of silence between them."""
         phones, mels = self.phones(items[0]), [self.mel(items[0])]
         for item in items[1:]:
             silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
@@ -197,7 +197,7 @@ class EnglishSpeech:
         return phones, torch.cat(mels)
 
     def batch(self, items: Sequence[int], vocabulary: dict[str, int]) -> tuple[Tensor, AcousticBatch]:
-        """Unit ids (B, K) padded with <pad>, and the targets."""
+        """Make a batch of recordings: unit ids (B, K), padded with <pad>, and the acoustic targets."""
         units = [torch.tensor([vocabulary.get(unit, 3) for unit in self.units[item]]) for item in items]
         targets = acoustic_batch([self.phones(item).T for item in items], [self.mel(item) for item in items])
         return pad_sequence(units, batch_first=True, padding_value=1), targets
@@ -216,14 +216,14 @@ class EnglishSpeech:
         return mean, deviation, pitch, energy
 
     def _mended(self, kept: Path) -> bool:
-        """Whether a recording that was bad has changed since."""
+        """Whether a bad recording has changed since the cache was written."""
         bad = [
             self.root / self.split / f"{name}.wav" for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])
         ]
         return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in bad)
 
     def _build(self, folder: Path) -> None:
-        """Write the cache in one step. Processes that do so at the same time write the same files."""
+        """Compute the targets and write the cache, all or nothing. Processes that do so at once write equal files."""
         bad, kept, units, frames, firsts = BadRows(), [], [], [], []
         phones: list[np.ndarray] = []
         mels: list[np.ndarray] = []
@@ -262,7 +262,7 @@ def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> Acoustic
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int) -> list[list[int]]:
-    """Batches of indices for one epoch of `steps` steps, drawn from (seed, epoch), of items of like length."""
+    """Draw one epoch's `steps` batches of item indices from (seed, epoch). A batch has items of similar length."""
     generator = np.random.default_rng([seed, epoch])
     count = batch_size * steps
     rounds = [generator.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
@@ -293,7 +293,7 @@ def spoken_vocabulary(root: Path, split: str) -> list[str]:
 def _distinct(
     root: Path, split: str, limit: int | None, admission: Admission = STRICT
 ) -> tuple[list[tuple[str, str, str]], BadRows]:
-    """(name, translation, alignment) of the first recording of each translation with the same phones."""
+    """The rows (name, translation, alignment) that `EnglishSpeech` uses, and the bad rows."""
     bad = BadRows()
     translations, alignments = read_translations(root, split, admission), read_alignments(root, split)
     rows: list[tuple[str, str, str]] = []
@@ -390,7 +390,7 @@ class AcousticData(LightningDataModule):
             self.trainer.current_epoch,
         )
         mine = [[self.train_items[number] for number in batch[rank::world]] for batch in batches]
-        numbers: Any = range(len(train))  # the sampler only needs a length and items
+        numbers: Any = range(len(train))  # the dataset's items are numbers; `collate_fn` reads the recordings
         return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))
 
     def val_dataloader(self) -> DataLoader[Step]:
@@ -401,7 +401,7 @@ class AcousticData(LightningDataModule):
 
 
 class AcousticModule(LightningModule):
-    """FastSpeech 2 with teacher-forced durations, pitch and energy; the loss of `acoustic_loss`.
+    """Trains FastSpeech 2 with `acoustic_loss`. Durations, pitch and energy are teacher-forced.
 
     `units` is the vocabulary (the command line takes it from the data). `config` is the model size, "paper" or "small".
     `normalise_variance` divides pitch and energy by their standard deviation before the loss; the paper compares plain
@@ -439,7 +439,7 @@ class AcousticModule(LightningModule):
 
     @property
     def network(self) -> AcousticModule:
-        """What `InitialWeights` loads into, with DASpeech's parameter names: it takes another model's voice."""
+        """The module into which `InitialWeights` loads another model's voice. Its weights have DASpeech's names."""
         return self
 
     def setup(self, stage: str) -> None:

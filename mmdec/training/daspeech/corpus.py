@@ -1,4 +1,4 @@
-"""The corpus as tensors, in batches that do not depend on interruptions; and a split of it as shards.
+"""The corpus as tensors, in batches that do not depend on interruptions; and shards, which store a split.
 
 The batches of an epoch follow from (seed, epoch) only. So a killed and resumed run has the same batches, and losses, as
 an uninterrupted one. Shards are litdata's files: `chunk-*.bin` with features, `index.json` with their places; beside
@@ -52,7 +52,7 @@ _FORMAT = 1  # version of the features on disk; a change makes old ones invalid
 
 
 def extract(clip: str) -> np.ndarray | str:
-    """Features of one recording (N, 80) fp16, or the reason why there are none."""
+    """Compute the features (N, 80) fp16 of one recording; or return the reason, a text, why there are none."""
     try:
         features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # the same as in `translate_speech`
     except MmdecError as error:
@@ -79,7 +79,8 @@ def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
 
 
 class FeatureStore:
-    """Filterbanks of a list of recordings in one file, computed by a few processes. The index is written last."""
+    """Filterbank features of a list of recordings, stored in one file. Missing files are computed by `jobs` processes;
+    the index is written last, so that it exists only beside complete features."""
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)
@@ -127,12 +128,12 @@ class FeatureStore:
         return torch.from_numpy(part.astype(np.float32))
 
 
-CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # of the CTC head; 0 is the blank
+CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # classes of the CTC head from 1; 0 is the blank
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch for training of the linguistic half."""
+    """A training batch: source speech, phones of the translation, and the source sentence."""
 
     features: Tensor  # (B, N, 80)
     lengths: Tensor  # (B,) frames
@@ -141,7 +142,7 @@ class Batch:
     text: Tensor  # (B, C) characters of the source sentence, padded with 0
     text_lengths: Tensor  # (B,)
     rows: list[tuple[int, ...]]  # indices of the rows that each item is made of
-    acoustic: AcousticBatch | None = None  # only in the joint stage
+    acoustic: AcousticBatch | None = None  # targets of the English speech, only in the joint stage
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
@@ -166,7 +167,10 @@ class Item:
 
 
 class SpeechDataset(Dataset[Item]):
-    """A dataset indexed by tuples of row numbers. These rows are joined to one utterance, with pauses."""
+    """A dataset indexed by tuples of row numbers. The rows of a tuple are joined to one utterance, with pauses.
+
+    indices: the index in `store` of each row's features. units: the vocabulary. english: for the joint stage.
+    """
 
     def __init__(
         self,
@@ -237,7 +241,8 @@ def joined_batches(
     rank: int,
     world: int,
 ) -> list[list[tuple[int, ...]]]:
-    """One epoch's batches: a fixed number of steps, items of similar length, some joined from two rows."""
+    """Draw one epoch's `steps` batches for process `rank` of `world`. A batch has items of similar length; a share
+    `concatenate` of the items joins two rows."""
     generator = np.random.default_rng([seed, epoch])
     count = steps * world * batch_size
     rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
@@ -257,9 +262,9 @@ class SpeechTranslationData(LightningDataModule):
     common_voice, cvss: folders of the two corpora.
     rendering: "all": each row's own translation; "canonical": one translation for each source sentence.
     concatenate: share of items that are joined from two utterances.
-    steps_per_epoch: number of steps in an epoch; a checkpoint may be written after it.
-    upsample, min_vertices: the model's graph size; rows whose units do not fit are left out.
-    acoustic: what the joint stage needs in addition.
+    steps_per_epoch: number of steps in an epoch; a checkpoint may be written after each epoch.
+    upsample, min_vertices: the model's graph size; rows whose units do not fit the graph are left out.
+    acoustic: whether to load acoustic targets of the English speech, too, which the joint stage needs.
     limit: use only the first `limit` training rows; only these need features.
     max_bad_share, allow_absolute_paths: see `Admission`.
     """
@@ -376,7 +381,7 @@ class SpeechTranslationData(LightningDataModule):
             self.trainer.global_rank,
             self.trainer.world_size,
         )
-        # The type is that of the dataset's items, not of the batches that `collate` makes.
+        # Any: torch types a loader by the dataset's items, not by the batches that `collate` makes.
         loader: Any = DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)
         return loader
 
@@ -391,12 +396,12 @@ class SpeechTranslationData(LightningDataModule):
         return loader
 
 
-MEGABYTES = 64  # of a shard
+MEGABYTES = 64  # size of a shard
 ROWS = "rows.jsonl"
 
 
 def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megabytes: float = MEGABYTES) -> int:
-    """Write pairs and the features (N, 80) of their source speech. The folder is there whole, or not at all.
+    """Write pairs, and the features (N, 80) of their source speech, as shards. An error leaves no new folder.
 
     Returns: the number of items. Raises: InputError if litdata is missing.
     """
@@ -415,7 +420,7 @@ def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megab
 
 @final
 class Shards:
-    """Shards that `write_shards` wrote: the pairs, their numbers of frames, and the features by number."""
+    """Reads what `write_shards` wrote: `pairs`, their numbers of frames `lengths`, and features by a pair's index."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / ROWS).is_file():
@@ -428,7 +433,7 @@ class Shards:
         found = [_pair(json.loads(line), folder, number) for number, line in enumerate(lines, 1)]
         self.pairs = [pair for pair, _ in found]
         self.lengths = np.array([frames for _, frames in found], np.int64)
-        self.reasons: dict[str, str] = {}  # bad recordings were left out
+        self.reasons: dict[str, str] = {}  # always empty: shards hold no bad recordings
         if len(found) != len(self._data):
             raise InputError(
                 f"`shards` must have a row for each item, but '{folder}' has {len(found)} rows and {len(self._data)} "
@@ -455,7 +460,7 @@ def _pair(row: Mapping[str, Any], folder: Path, number: int) -> tuple[SpeechPair
     with suppress(KeyError, TypeError, ValueError):
         name, alignment = str(row["name"]), tuple(parse_alignment(row["alignment"]))
         texts = str(row["translation"]), tuple(map(str, row["references"])), alignment
-        place = folder / name  # the recordings themselves are not there
+        place = folder / name  # no file has this path: shards hold no recordings
         return SpeechPair(name, place, place, *texts, str(row["source"]), str(row["speaker"])), int(row["frames"])
     raise InputError(f"`shards` must hold whole rows, but line {number} of '{folder / ROWS}' is none. Write it again.")
 

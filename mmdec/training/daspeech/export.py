@@ -27,7 +27,8 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
-    """Load the training module with its checkpoints' average weights. Returns it and the last one's step."""
+    """Load the training module with its checkpoints' average weights. Returns the module and the last checkpoint's
+    step."""
     return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
 
 
@@ -60,7 +61,7 @@ def assemble(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--joint", type=Path, default=Path("runs/joint/checkpoints"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")

@@ -25,10 +25,11 @@ class GraphLoss:
 
 
 def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
-    """-mean over rows of log P(Y|X) / M (DASpeech, section 3.1). Rows that are not finite are set to 0 and counted.
+    """Compute the graph loss: the mean over rows of -log P(Y|X) / M (DASpeech, section 3.1).
 
-    `forced` (B, L) has, for a vertex to which GLAT showed a target token, the index of this token; -1 elsewhere. Such a
-    vertex emits this token with probability 1, without a gradient.
+    A row whose log P(Y|X) is not finite adds 0 to the mean and is counted in `invalid`.
+    forced: (B, L) index of the target token that GLAT showed to a vertex; -1: none was shown. A vertex emits its shown
+        token with probability 1, without a gradient.
     """
     match = lattice.matches(units)
     if forced is not None:
@@ -51,11 +52,12 @@ def glance(
     unit_lengths: Tensor,
     ratio: float,
 ) -> tuple[Tensor, Tensor]:
-    """GLAT's first pass ("number-random"): chooses the vertices that are shown their target token.
+    """Run GLAT's first decoder pass, and choose vertices that are shown their target token ("number-random").
 
-    Returns `given` (B, L), unit or -1, for the decoder's second pass, and `forced` (B, L), target index or -1, for the
-        loss. The number of shown tokens is ratio x (M - tokens already right on the best path). Both passes use the
-        same dropout.
+    The number of shown tokens is ratio x (M - the tokens that this pass predicts right on the best path). The vertices
+    are drawn at random from this path. The second pass will use the same dropout.
+    Returns: `given` (B, L), the shown token or -1, for the decoder's second pass; `forced` (B, L), the token's index in
+        the target or -1, for `graph_loss`.
     """
     devices = [states.device] if states.is_cuda else []
     with torch.random.fork_rng(devices):  # restores the generator, so that the second pass draws the same dropout
@@ -72,21 +74,21 @@ def glance(
 
 
 def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
-    """Cross-entropy of units (B, M) after <s>, given logits (B, M-1, V)."""
+    """Compute the cross-entropy of logits (B, M-1, V) with the units (B, M) that follow <s>. Padding is ignored."""
     target = units[:, 1:]
     mean = F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
     return mean * token_weight((target != PAD).sum())
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:
-    """CTC: logits (B, S, C), blank 0, text (B, T); per character, mean over rows. Rows whose text is too long for their
-    frames count as 0."""
+    """Compute the CTC loss for each target symbol, as a mean over rows. A row whose text is too long for its frames
+    counts as 0. logits: (B, S, C), class 0 is the blank. lengths: (B,) frames. text: (B, T)."""
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True) * row_weight(text)
 
 
 def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
-    """`mmdec.nn.fastspeech2.acoustic_loss`, as means over the frames and phones of all processes."""
+    """Compute FastSpeech 2's losses, as means over the frames and phones of all processes."""
     loss = own_acoustic_loss(output, batch, model)
     spoken = (batch.durations > 0).sum()
     counts = torch.stack([output.mel_lengths.sum(), batch.lengths.sum(), spoken])
@@ -95,7 +97,7 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
 
 
 def row_weight(rows: Tensor) -> Tensor:
-    """`token_weight` of a mean over the rows of a tensor (B, ...)."""
+    """The weight on this process's mean over rows (B, ...) that makes the processes' average a mean over all rows."""
     return token_weight(torch.tensor(len(rows), device=rows.device))
 
 

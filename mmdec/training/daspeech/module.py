@@ -30,10 +30,10 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Augmentation:
-    """SpecAugment masks (Park et al. 2019) and warps, for a padded batch on any device, from torch's global generator.
+    """Augments a padded batch by SpecAugment masks (Park et al. 2019) and warps, from torch's global generator.
 
-    The defaults are DASpeech's: one frequency mask (F=27), one time mask (T=100), always, no warp. Warps change the
-    voice's size and the pace; they help on corpora with few speakers.
+    The defaults are DASpeech's: always one frequency mask (F=27) and one time mask (T=100), and no warp. Warps imitate
+    other voices and another pace; they help on corpora with few speakers.
     """
 
     frequency_width: int = 27
@@ -64,7 +64,7 @@ class Augmentation:
         return features * keep, lengths  # features have zero mean: a mask is the average frame
 
     def _warp(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Resample both axes in one bilinear look-up, with a pace and a stretch for each row."""
+        """Resample time and frequency in one bilinear look-up, with a random pace and stretch for each row."""
         b, n, bands = features.shape
         device = features.device
         pace = 1 + (2 * torch.rand(b, device=device) - 1) * self.time_warp
@@ -128,12 +128,12 @@ class DASpeechOptions:
 
 
 class DASpeechModule(LightningModule):
-    """L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
+    """Trains DASpeech with the loss L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
 
     With `mu` 0 (first stage) there is no acoustic model. With `mu` > 0 (joint stage; the paper's is 5) the acoustic
-    model reads the expected hidden states of the graph under the `posterior`. A share `embedding_share` of the rows,
-    and those that do not fit their graph, read phone embeddings instead, so that the autoregressive baseline can still
-    use the same voice.
+    model reads the expected hidden states of the graph under the `posterior`. For a share `embedding_share` of the
+    rows, and for rows that do not fit their graph, it reads phone embeddings instead, so that the same voice can also
+    speak the autoregressive baseline's phones.
 
     options: fields of `DASpeechOptions`. All randomness of a step follows from (seed, step, rank).
     """
@@ -173,7 +173,7 @@ class DASpeechModule(LightningModule):
         torch.manual_seed(seed * 64 + self.global_rank)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss of a batch and its parts by name; `loss` is the sum of the parts."""
+        """Compute the loss of a batch and its parts, by name. `loss` is the weighted sum of the other parts."""
         net = self.network
         features, lengths = batch.features, batch.lengths
         if self.training:
@@ -200,7 +200,8 @@ class DASpeechModule(LightningModule):
         return parts
 
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
-        """FastSpeech 2's loss on z_i = sum_j P(a_i = j | X, Y) v_j (section 3.3). Only the v_j get gradients."""
+        """Compute FastSpeech 2's loss on the expected states z_i = sum_j P(a_i = j | X, Y) v_j of the graph's vertices
+        (section 3.3). Only the vertices' states v_j get gradients, not P."""
         net, targets = self.network, batch.acoustic
         if not isinstance(net, DASpeech) or targets is None:
             raise InputError(
@@ -264,7 +265,7 @@ class DASpeechModule(LightningModule):
         return scheduled(optimizer, lambda step: self.rate(step))
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Encoder states. Only for tools that inspect a module's forward."""
+        """Return encoder states. Training does not call this; some tools inspect a module's `forward`."""
         return self.network.encode(features, lengths)[0]
 
 
@@ -285,7 +286,7 @@ class InitialWeights(Callback):
     def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
         self.files = [(Path(file), "") for file in files]
         if acoustic is not None:
-            self.files.append((Path(acoustic), "tts."))  # its names lack the network's prefix
+            self.files.append((Path(acoustic), "tts."))  # names in this file lack this prefix
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path:

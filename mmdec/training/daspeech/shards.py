@@ -32,9 +32,10 @@ from mmdec.types import InputError, told
 
 
 class ShardedData(SpeechTranslationData):
-    """`SpeechTranslationData` from shards, for the first stage: they hold no English speech.
+    """`SpeechTranslationData` that reads shards. For the first stage only, because shards hold no English speech.
 
-    shards: the folder of splits. options: of `SpeechTranslationData`; its folders are not read.
+    shards: the folder that holds a folder of shards for each split. options: arguments of `SpeechTranslationData`; the
+        corpus folders among them are not read.
     """
 
     def __init__(self, shards: str, **options: Any) -> None:
@@ -60,7 +61,7 @@ class ShardedData(SpeechTranslationData):
         return self._units
 
     def prepare_data(self) -> None:
-        """Nothing is computed; the splits are only compared."""
+        """Check that the splits share no recordings. Nothing needs to be computed."""
         splits = ("train", self.validation_split)
         names = ([pair.name for pair in self.opened_shards(split).pairs] for split in splits)
         check_apart(names, "recordings", "Write the shards of splits that do not overlap.")
@@ -83,7 +84,7 @@ class ShardedData(SpeechTranslationData):
 
 
 def features_of(pairs: Sequence[SpeechPair], jobs: int, bad: BadRows) -> Iterator[tuple[SpeechPair, Tensor]]:
-    """The pairs with the features (N, 80) of their source speech; those that cannot be read go to `bad`."""
+    """Yield each pair with the features (N, 80) of its source speech. Add pairs without usable speech to `bad`."""
     found = extract_all([pair.clip for pair in pairs], jobs)
     for pair, features in zip(pairs, found, strict=True):
         if isinstance(features, str):

@@ -1,6 +1,6 @@
 """DASpeech's part of `make train`. It has four stages: speech to phones, voice, vocoder, and the joint stage, whose
-learning rate falls to zero at the end of the time. Runs in runs/ are resumed. If there are none but there is a model,
-all the time goes to the joint stage, which starts from the model's weights and trains everything but the vocoder."""
+learning rate falls to zero at the end of the time. Earlier runs in runs/ are resumed. Without earlier runs, but with an
+earlier model, only the joint stage runs: it starts from the model's weights and trains everything but the vocoder."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SAMPLE = 24  # number of recordings that are timed for an estimate
 
 
 def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> int | None:
-    """The number of training rows whose features can be computed by `time`; None if the time is enough for all.
+    """Estimate for how many training rows the features can be computed in this time; None: for all.
 
-    data: the options of `SpeechTranslationData`. acoustic: whether the English half is needed, too.
+    data: the options of `SpeechTranslationData`. acoustic: whether acoustic targets of English speech are needed, too.
     """
     common_voice, cvss = Path(data["common_voice"]), Path(data["cvss"])
     admission = Admission(data.get("allow_absolute_paths", False))
@@ -66,7 +66,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
 def _spoken(row: SpeechPair) -> int:
     try:
         return len(acoustic_targets(load_audio(row.recording), row.alignment).mel)
-    except InputError:  # bad rows are reported where the features are made
+    except InputError:  # `EnglishSpeech` will report the bad row
         return 0
 
 
@@ -76,7 +76,7 @@ CORPUS = Path("data/corpus")
 PAIRS = CORPUS / "cv" / "fr", CORPUS / "cvss_c"
 BUILDER = Path("data/build/phrasebook.py")
 PREPARED = 0.25  # share of the time for computing features, if they are missing
-COMPARISON = 20.0  # seconds reserved for the final scores, if no duration is known from before
+COMPARISON = 20.0  # seconds reserved for the final scores, if no earlier model's scores were timed
 SHARES = {"units": 0.55, "acoustic": 0.08, "vocoder": 0.12, "joint": 0.25}  # each stage's share of the time
 RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # the file that a finished run writes
 NETWORK = RUNS / "units" / "network.safetensors"
@@ -84,7 +84,7 @@ JOINT = RUNS / "joint"
 
 
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-    """Run the stages until `time`, export the model to runs/ and compare it with the model that training began from.
+    """Run the stages until the time is used up, export the model to runs/ and compare it with the earlier model.
 
     `fresh` trains from random weights: the runs in runs/ are renamed, and no earlier weights are used.
     """
@@ -109,8 +109,8 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
 
 
 def timed(stage: str, start: Path | None, limit: int | None) -> TimedStage:
-    """A stage with its data options. start: the model that the joint stage begins from. limit: number of training rows
-    whose features there is time for."""
+    """Describe a stage for `train_stages`. start: the model that the joint stage begins from; None: from the earlier
+    stages. limit: use at most this many training rows."""
 
     def configure(time: Allowance) -> Recipe:
         if stage == "joint":
@@ -139,7 +139,8 @@ def stage_recipe(stage: str) -> Recipe:
 
 
 def known_model() -> Path | None:
-    """The model to compare with: an earlier run's better one, or the shipped one; None for other phones."""
+    """The earlier model: an improvement by an earlier run, or the shipped model. None if there is none, or if its
+    phones are not the corpus's."""
     folder = start_model(MODEL)
     if not (folder / "model.safetensors").is_file():
         return None
@@ -163,7 +164,7 @@ def unfinished() -> list[str]:
 
 
 def total_batches(recipe: dict[str, Any]) -> int:
-    """Number of steps in a recipe."""
+    """Number of training steps that a recipe sets."""
     trainer, steps = recipe["trainer"], recipe["data"]["init_args"]["steps_per_epoch"]
     return trainer["max_steps"] if trainer.get("max_steps", -1) > 0 else trainer["max_epochs"] * steps
 
@@ -180,7 +181,7 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
     written = data["steps_per_epoch"]
     steps = epoch_steps(time.left, 1.0, written)
-    if last(stage).is_file():  # schedules count in epochs: a resumed run keeps its own
+    if last(stage).is_file():  # schedules count in epochs: a resumed run keeps its steps an epoch
         chosen = RUNS / stage / "schedule.yaml"
         steps = read_recipe(chosen)["data"]["init_args"]["steps_per_epoch"] if chosen.is_file() else written
     data["steps_per_epoch"] = steps
@@ -212,8 +213,8 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
 
 
 def begin_joint(start: Path | None) -> None:
-    """Prepare a new joint stage: delete the old checkpoints. Without `start`, the old weights are saved first, because
-    the new stage keeps their voice. With `start`, an interrupted run is left to be resumed."""
+    """Prepare the joint stage: delete the checkpoints of an earlier joint run. Without `start`, save its weights first:
+    the new run begins with their voice. With `start`, keep an interrupted run, so that it is resumed."""
     finished, checkpoints = JOINT / "finished", JOINT / "checkpoints"
     if last("joint").is_file() and (start is None or finished.is_file()):
         if start is None:
@@ -223,7 +224,8 @@ def begin_joint(start: Path | None) -> None:
 
 
 def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Outcome:
-    """Assemble the model in runs/, and return its scores. before: the old model's score."""
+    """Assemble the model in runs/, and return its scores. before: the earlier model's phone error rate, if there is
+    one. data: options of `SpeechTranslationData`. stages: names of the stages that were run."""
     checkpoint = newest(JOINT / "checkpoints", 1)
     after = phone_errors(checkpoint[0], data)
     better = before is None or after < before
@@ -234,7 +236,7 @@ def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Out
 
 
 def vocoder_folder() -> Path:
-    """Folder of the vocoder trained here, or of the shipped one in the same form."""
+    """The folder of the vocoder in runs/; if there is none, of a copy of the shipped vocoder in the same layout."""
     own = RUNS / "vocoder"
     if (own / RESULTS["vocoder"]).is_file():
         return own
@@ -250,7 +252,7 @@ def vocoder_folder() -> Path:
 
 
 def set_aside() -> None:
-    """Rename the stages' runs. Nothing is deleted."""
+    """Move the stages' runs into a new folder in runs/. Nothing is deleted."""
     folders = [folder for stage in SHARES if (folder := RUNS / stage).exists()]
     if not folders:
         return
@@ -262,8 +264,8 @@ def set_aside() -> None:
 
 
 def missing() -> str:
-    """Build the corpus if it is missing, or resume its build; this needs espeak-ng and flite. Returns "": there is
-    always something to train."""
+    """Build the corpus if it is missing, or resume its build; this needs espeak-ng and flite. Returns "": no reason to
+    skip this part of `make train`."""
     finished = CORPUS / "lexicon.tsv"  # the builder writes this file last
     if finished.is_file():
         return ""

@@ -52,7 +52,7 @@ class SpectrogramDiscriminator(nn.Module):
         self.out = nn.utils.parametrizations.weight_norm(nn.Conv2d(2 * channels, 1, 3, padding=1))
 
     def forward(self, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Samples (B, T) -> patch scores (B, 1, bins', frames), and the features of the inner layers."""
+        """Score samples (B, T). Returns patch scores (B, 1, bins', frames), and the features of the inner layers."""
         window = self.get_buffer("window")
         spectrum = torch.stft(samples, self.size, self.size // 4, window=window, return_complex=True)
         x = (spectrum.real.square() + spectrum.imag.square() + 1e-6).log()[:, None] * 0.25  # (B, 1, bins, frames)
@@ -64,7 +64,7 @@ class SpectrogramDiscriminator(nn.Module):
 
 
 class Discriminators(nn.Module):
-    """One discriminator for each resolution."""
+    """One discriminator for each window size in `SIZES`."""
 
     def __init__(self, channels: int = 12) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Discriminators(nn.Module):
 
 
 def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> Tensor:
-    """Least-squares loss: recordings toward 1, generated sound toward 0."""
+    """The discriminators' least-squares loss: scores of recordings should be 1, scores of generated sound 0."""
     total = generated.new_zeros(())
     for (false, _), (true, _) in zip(judges(generated), judges(truth), strict=True):
         total = total + false.square().mean() + (true - 1).square().mean()
@@ -83,7 +83,7 @@ def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor)
 
 
 def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """The generator's adversarial loss, and the L1 distance of the discriminators' features."""
+    """The vocoder's adversarial loss, and the L1 distance of the discriminators' features from a recording's."""
     with torch.no_grad():
         wanted = judges(truth)
     fooled, matched, count = generated.new_zeros(()), generated.new_zeros(()), 0
@@ -107,24 +107,24 @@ def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
     total = generated.new_zeros(())
     for size in SPECTRA:
         a, b = spectra(generated, size), spectra(truth, size)
-        apart, whole = (part.flatten(1).norm(dim=1) for part in (a - b, b))  # of each crop
+        apart, whole = (part.flatten(1).norm(dim=1) for part in (a - b, b))  # one norm for each crop
         total = total + (apart / whole.clamp(min=1e-3)).mean() + (a.log() - b.log()).abs().mean()
     return total / len(SPECTRA)
 
 
 @dataclass
 class Crops:
-    """A batch of crops of F frames."""
+    """A batch of B crops from recordings, each of F frames."""
 
     mel: Tensor  # (B, F, 80), the vocoder's input
     samples: Tensor  # (B, F * 256), its target
-    pitch: Tensor  # (B, F) Hz, without gaps
+    pitch: Tensor  # (B, F) Hz, interpolated at unvoiced frames
     voiced: Tensor  # (B, F) bool
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording in small dtypes."""
+    """One recording, in dtypes that save memory."""
 
     samples: np.ndarray  # (F * 256,) int16
     mel: np.ndarray  # (F, 80) fp16
@@ -136,7 +136,7 @@ class VocoderData(LightningDataModule):
     """A data module: random crops of the English recordings, silence included; drawn from (seed, epoch) alone.
 
     `acoustic` is a folder with `tts.safetensors` and `tts.json`. With it, half of the crops have the mel that this
-    model predicts from the true durations, pitch and energy, because the vocoder reads predicted mels in use.
+    model predicts from the true durations, pitch and energy, because in use the vocoder reads predicted mels.
     `max_bad_share`, `allow_absolute_paths`: see `Admission`.
     """
 
@@ -211,7 +211,8 @@ class VocoderData(LightningDataModule):
 
 
 class _Pieces(torch.utils.data.Dataset[Crops]):
-    """Index (item, place in 0..1, kind of mel in 0..1) -> one crop, or the whole recording if `frames` is None."""
+    """A dataset of crops of `frames` frames; None: of whole recordings. An index is (recording, place of the crop in
+    0..1, choice in 0..1): a choice below 0.5 takes the predicted mel if there is one."""
 
     def __init__(self, recordings: list[Recording], frames: int | None) -> None:
         self.recordings, self.frames = recordings, frames
@@ -239,12 +240,13 @@ def stack(pieces: list[Crops]) -> Crops:
 
 
 def _continuous(contour: Tensor) -> Tensor:
-    """(F,) Hz with the unvoiced frames filled in; all unvoiced: a constant."""
+    """Fill in the unvoiced frames of a pitch contour (F,) in Hz; with a constant if all frames are unvoiced."""
     return filled(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
 def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
-    """Read one recording, and pad it with silence to at least `least` frames."""
+    """Read one recording, and pad it with silence to at least `least` frames. teacher: the acoustic model that predicts
+    its mel, and the model's phones; None: no prediction."""
     samples = load_audio(speech.wav(item))
     frames = max(samples.shape[0] // HOP, least)
     samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
@@ -288,8 +290,9 @@ class VocoderModule(LightningModule):
 
     From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares adversarial loss with feature
     matching. They are slower than the vocoder, so they process only the first `judged` crops of a batch. `units` is
-    passed by the command line to every model; the vocoder does not use phones. Cosine schedule to 0 at the trainer's
-    `max_epochs`. When training ends, `vocoder.safetensors` and `vocoder.json` are written to the trainer's root.
+    passed by the command line to every model; the vocoder does not use phones. The learning rate falls by a cosine to 0
+    at the trainer's `max_epochs`. Training ends by writing `vocoder.safetensors` and `vocoder.json` to the trainer's
+    root.
     """
 
     def __init__(
@@ -339,7 +342,7 @@ class VocoderModule(LightningModule):
     def training_step(self, batch: Crops, batch_idx: int) -> None:
         steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined] # undeclared by Lightning
         step, self.batches = self.batches, self.batches + 1
-        # A resumed step draws the same noise as an uninterrupted one; each process takes that of its crops.
+        # A resumed step draws the same noise as an uninterrupted one; each process takes its own crops' noise.
         torch.manual_seed((self.seed * 1_000_003 + step) * 64)
         player, judge = self.optimizers()  # type: ignore[misc] # `configure_optimizers` gives two
         schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
