@@ -1,7 +1,7 @@
-"""Runs a request's work in its own thread. The thread reports progress, and ends when nobody waits for it any more.
+"""Runs a request's work in its own thread. The thread reports progress, and ends when the visitor has gone.
 
 Gradio closes a handler's generator when a visitor presses Stop or leaves the page. The work notices this at its next
-report; every decoding reports between two rounds.
+report; decoding reports after each round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TICK = 0.2  # seconds after which a generator checks whether it was closed
 LOOK = 0.005  # seconds between two checks whether the page has received an update
 
 Update = Mapping[str, Any]  # output's name -> its new value
-_slots = threading.BoundedSemaphore(DECODERS)  # a stopped request holds its slot until its round is over
+_slots = threading.BoundedSemaphore(DECODERS)  # a stopped request gives its slot back when its round is over
 _running = 0
 _counting = threading.Lock()
 
@@ -28,10 +28,10 @@ class Stopped(Exception):
 
 
 class Tell(Protocol):
-    """The callback of work: it takes new values by their output's name, or none, to learn whether to go on."""
+    """The callback that work reports to. Called without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
-        """first: return only after the page has received these values. Raises Stopped."""
+        """Report new values by the names of outputs. first: return only when the page has them. Raises Stopped."""
         ...
 
 
@@ -42,8 +42,8 @@ def running() -> int:
 
 
 def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
-    """Run the work in a thread and yield its updates; an empty update every `TICK` seconds. Close the iterator to stop
-    the work.
+    """Run the work in a thread and yield its updates. If there is none for `TICK` seconds, yield an empty one. Close
+    the iterator to stop the work.
 
     An error becomes the value of the output "status".
     """

@@ -1,4 +1,4 @@
-"""The tab that answers questions about pictures: the race of drafters, and what a drafter kept of the picture."""
+"""The tab that answers questions about pictures: a race of drafters, and what each drafter kept of the picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_NEW_TOKENS = 200
 MAX_LETTERS = 500  # the most letters of a question
 MAX_PIXELS = 16_000_000  # the most pixels of an upload here; the library accepts more
 SIDE = 1024  # the longest side in pixels when decoding: each run scales the picture down again
-SENT = 640  # the same for the picture that the browser gets
+SENT = 640  # the longest side in pixels of the picture that the browser gets
 QUESTION = "Describe this image."
 NOTE = (
     "A small model answers questions about drawn pictures: menus, timetables, streets, rooms, tickets, maps. A drafter "
@@ -54,7 +54,7 @@ COMPRESSED = {  # how a drafter compressed the picture, in words
 
 
 def drafters() -> dict[str, str]:
-    """The drafters with weights for the model: name -> a one-line description."""
+    """The drafters that have weights for the demo's model: name -> a one-line description."""
     return available_drafters(load_vlm(DEFAULT_MODEL))
 
 
@@ -83,8 +83,8 @@ def checked(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """Run once, and return the answer with its rounds. live: show the text as it is accepted. Between two rounds it
-    checks whether it was stopped."""
+    """Answer once, and return the answer with its rounds. live: show the text as it is accepted. Raises Stopped between
+    two rounds if the visitor stopped the request."""
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
     nodes = None if drafter is None else DRAFT
@@ -212,14 +212,14 @@ def data_address(pixels: np.ndarray) -> str:
 
 
 def side_of(tokens: int) -> int | None:
-    """The side of the grid if an image's visual tokens form a square, as for LLaVA; else None."""
+    """The number of visual tokens in a row if an image's tokens form a square grid, as for LLaVA; else None."""
     side = math.isqrt(tokens)
     return side if tokens and side * side == tokens else None
 
 
 def kept_svg(kept: Sequence[float]) -> str:
-    """An SVG overlay that darkens what the drafter dropped. kept: how much of each visual token is kept; darkness is
-    relative to the largest."""
+    """An SVG overlay that darkens what the drafter dropped. kept: how much the drafter keeps of each visual token. The
+    token with the most stays bright."""
     side = side_of(len(kept))
     if side is None:
         return ""

@@ -1,4 +1,4 @@
-"""Refuses requests before Gradio handles them: from other hosts or sites, to pages for programs, or too large ones."""
+"""Refuses requests before Gradio handles them: requests of other sites, for closed pages, or that are too large."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES = 20_000_000  # the most bytes of an upload
 MAX_FORM = 100_000  # the most bytes besides the file in an upload's request
 MAX_MESSAGE = 1_000_000  # the most bytes of any other request
 TOTAL_BYTES = 1_000_000_000  # the most bytes that the server stores for all visitors at one time
-LEAST = 4096  # bytes that a file takes on disk at least
+LEAST = 4096  # the fewest bytes that a file takes on disk
 AGE = 3600  # seconds after which uploads and sounds are deleted
 LOCAL = ("localhost", "127.0.0.1", "::1")
 UPLOAD = "/gradio_api/upload"
@@ -43,9 +43,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Guard:
     """An ASGI application that checks requests and passes them to another one.
 
-    host: the address that the server listens on. names: further host names of the page, read again for each request: a
-        proxy may forward requests with these names. This machine's own names, and the address at which a request
-        arrived, are always accepted.
+    host: the address that the server listens on. names: returns further host names of the page, such as a proxy's; it
+        is called for each request. This machine's own names, and the address at which a request arrived, are always
+        accepted.
     total: the most bytes that may be stored.
 
     Another site can reach a server on its visitor's machine in two ways: by a name of its own that points to this
@@ -131,7 +131,7 @@ async def refuse(scope: Scope, send: Send, status: int, words: str) -> None:
 
 @contextmanager
 def private_uploads() -> Iterator[Path]:
-    """A context with a folder for visitors' uploads and results, which Gradio uses. It is deleted at the end."""
+    """Make a folder in which Gradio stores visitors' uploads and results. The folder is deleted at the end."""
     before = os.environ.get("GRADIO_TEMP_DIR")
     if before:
         Path(before).mkdir(parents=True, exist_ok=True)
@@ -151,8 +151,8 @@ def uploads_folder() -> Path:
 
 
 def held(folder: Path, now: Callable[[], float] = time.time) -> int:
-    """Bytes of all files in the folder, at least a disk block for each. It also deletes remains of broken uploads after
-    `AGE` seconds, which Gradio does not."""
+    """Count the bytes of all files in the folder, at least a disk block for each. Delete remains of broken uploads that
+    are older than `AGE` seconds: Gradio leaves them there."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

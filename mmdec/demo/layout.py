@@ -18,16 +18,16 @@ from mmdec.demo.background import DECODERS, updates
 from mmdec.demo.sentences import require, status
 from mmdec.pipelines.inputs import read
 
-RATE = 16_000  # Hz of all recordings that `recording` returns
+RATE = 16_000  # sample rate in Hz of what `recording` returns
 MAX_SECONDS = 60.0  # the longest recording
 SHORT = 0.7  # share of the window's height: if results begin lower, the page scrolls to them
 WAITING = status("Waiting for a free place …", "busy")
 FAILED = status("The server did not take this. Please try again.", "error")
 
 Work = Callable[..., None]  # (tell, *values of the inputs)
-FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # installed only
+FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # none is loaded
 COLOURS = {  # Gradio's own teal has too little contrast with white
-    "background_fill_primary": "*neutral_50",  # the soft theme's own values, which `set` would lose
+    "background_fill_primary": "*neutral_50",  # the soft theme's own value; `set` would reset it
     "block_label_text_color": "*primary_800",
     "block_label_background_fill_dark": "*primary_700",
     "block_title_text_color": "*primary_800",
@@ -97,8 +97,8 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
 
 
 def say_waiting(event: Any, line: Any, results: str = "") -> None:
-    """Show in the browser, at once, that a request waits. results: id of the element to scroll to, because on a small
-    screen it is below the button."""
+    """Show in the browser, at once, that a request waits. results: id of the element to scroll to: on a small screen
+    the results are below the button."""
     event(
         None,
         line,
@@ -111,12 +111,12 @@ def say_waiting(event: Any, line: Any, results: str = "") -> None:
 
 
 def status_line(text: str) -> Any:
-    """The line above the results. Screen readers read out what changes in it."""
+    """Add the status line above the results. Screen readers read out its changes."""
     return gr.HTML(status(text), js_on_load="element.setAttribute('role', 'status');")
 
 
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
-    """Let a button stop these events after the current round of decoding. line: the status to show then."""
+    """Let a button stop these events after the current round of decoding. line: the component that then says so."""
     button.click(
         lambda: status("Stopped. Nothing is being decoded for you any more."),
         None,

@@ -27,7 +27,7 @@ from mmdec.demo.layout import style, theme
 TABS = (translate, transcribe, describe)  # in order
 WAITING = 64  # the most requests in the queue; further ones are refused
 SWEEP = 600  # seconds between two deletions of uploads and sounds older than AGE
-LOCAL = "127.0.0.1"  # Gradio checks here whether a port is free, whatever the host is
+LOCAL = "127.0.0.1"  # Gradio checks at this address whether a port is free, also for another host
 TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
     "<h1>mmdec</h1><p class='mm-lead'>Speech and vision-language models that write many tokens in one pass. Where a "
@@ -70,7 +70,7 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
 
 
 def warm() -> None:
-    """Load and run every model once, and import what Gradio imports late: the first visitor does not wait."""
+    """Load and run every model once, and import what Gradio imports late, so that the first visitor does not wait."""
     with suppress(ImportError):
         import_module("matplotlib.pyplot")  # Gradio imports it in the first request, which takes a second
     for tab in TABS:

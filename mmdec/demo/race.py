@@ -1,8 +1,7 @@
-"""Draws the race: several ways of decoding side by side, pass by pass and slower than they ran. Also turns rounds into
-its lanes.
+"""Draws the race: several ways of decoding side by side, pass by pass and slower than they ran.
 
-Nothing is decoded here. Each lane has the pieces that a run accepted in each pass, with the times; the browser shows
-them at a slower pace.
+Nothing is decoded here. A lane is drawn from the rounds of a finished run: the pieces of text that each pass accepted,
+and when. The browser shows them at a slower pace.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ class Lane:
     name: str
     note: str  # a description in words
     steps: list[Step]
-    verdict: str = ""  # a comparison of its time and its output
+    verdict: str = ""  # a comparison of time and output with the baseline, in words
     equal: bool | None = None  # whether the output equals the baseline's; None if it is not compared
-    per_pass: float | None = None  # the result's own tokens per round, if it has them
+    per_pass: float | None = None  # the library's figure of tokens per round; None: computed from the steps
 
     @property
     def seconds(self) -> float:
@@ -123,7 +122,7 @@ def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
 
 
 def figures(lane: Lane, unit: str) -> str:
-    """Text with passes, milliseconds, and pieces per pass (the library's figure if there is one)."""
+    """The lane's figures as HTML: passes, milliseconds, and pieces per pass."""
     passes, pieces = len(lane.steps), sum(step.count for step in lane.steps)
     per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
     each = "" if per_pass is None else f" · {per_pass:.1f} {unit} per pass"
@@ -201,7 +200,7 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
 
 
 def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
-    """Convert one row's rounds to steps. Their times are sums of drafter, model and verification."""
+    """Convert one row's rounds to steps. A step's time adds up drafter, target and core of all rounds so far."""
     seconds, before = 0.0, list[int]()
     timeline: list[Step] = []
     for round_ in rounds:
@@ -213,9 +212,9 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
 
 
 def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
-    """A callback that stores every round in `rounds`, and checks between two rounds whether the work was stopped.
+    """Make a callback that stores every round in `rounds` and raises Stopped if the work was stopped.
 
-    head: HTML above the text, which is then shown as it is accepted; None: no text is shown.
+    head: HTML to show above the text; the text is shown as it is accepted. None: no text is shown.
     """
     told = -REFRESH
 
@@ -236,7 +235,8 @@ def against_plain(
     drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
     plain: tuple[Decoded, Sequence[Round]],
 ) -> list[Lane]:
-    """One lane for each drafted run (name, note, result and rounds), against plain decoding, the last lane."""
+    """Make a lane for each drafted run (name, note, result and rounds), and compare it with plain decoding, the last
+    lane."""
     baseline = Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1]))
     lanes: list[Lane] = []
     for name, note, (result, rounds) in drafted:

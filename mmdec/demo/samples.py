@@ -15,7 +15,7 @@ ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
 
 @dataclass(frozen=True)
 class Sample:
-    """A file, with its spoken text or the description of its picture."""
+    """A sample: a recording with its spoken text, or a picture with its description."""
 
     path: Path
     text: str

@@ -18,9 +18,9 @@ NAMES = {
 }
 UNEXPECTED = "Something went wrong here, and it is not your doing. Please try again."
 _FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")  # a visitor should see the file's name, not the server's folder
-_COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # this hint does not help a visitor, whose file is elsewhere
+_COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # a visitor's file is not on the server: the command does not help
 _LIMIT = 400  # the most letters of a message
-LONG = 90  # letters from which a text is set smaller
+LONG = 90  # longer texts are set in smaller letters
 UNSURE = 0.5  # a lower confidence is called low
 
 WHEEL = '<span class="mm-wheel" aria-hidden="true"></span>'
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def sentence(error: BaseException) -> str:
-    """An error as one line of plain words. Errors other than mmdec's own are logged, and their text is not shown."""
+    """Write an error as one line for visitors. Errors that are not mmdec's own are logged; their text is not shown."""
     if not isinstance(error, MmdecError):
         log.error("the demo failed", exc_info=error)
         return UNEXPECTED
@@ -51,8 +51,8 @@ def said(text: str) -> str:
 def confidence(value: float, what: str, calibrated: bool) -> str:
     """A confidence, 0 to 1, in words.
 
-    what: the share's unit, "words" or "answers". calibrated: whether the confidence was fitted to data with known
-        answers.
+    what: the unit that is right or wrong, "words" or "answers". calibrated: whether the confidence was fitted to data
+        with known answers.
     """
     percent = min(round(100 * value), 99)  # nothing is certain
     share = f"Confidence {percent} %: of 100 {what} that come out like this, about {percent} are right."
@@ -72,8 +72,8 @@ def require(condition: bool, text: str) -> None:
 
 
 def status(text: str, kind: str = "note") -> str:
-    """The line above the results. kind: "note", "busy" (shows a spinner), "done" or "error". Screen readers read errors
-    at once, and the others because the line is in an element with the role of a status."""
+    """The status line above the results, as HTML. kind: "note", "busy" (with a spinner), "done" or "error". Screen
+    readers interrupt for an error; other kinds are read as changes of the element around the line."""
     role = ' role="alert"' if kind == "error" else ""
     mark = {"busy": WHEEL, "error": '<strong class="mm-mark">Cannot do that. </strong>'}.get(kind, "")
     return f'<p class="mm-status mm-{kind}"{role}>{mark}{escape(text)}</p>'

@@ -1,5 +1,5 @@
-"""The tab that transcribes: text as it is accepted, compared with plain decoding, words with their times, and a
-microphone that is transcribed while somebody speaks."""
+"""The tab that transcribes. It shows text as it is accepted, a race against plain decoding, and words with their times.
+A microphone is transcribed while somebody speaks."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """Run once, and return the transcript with its rounds. live: show the text as it is accepted. Between two rounds it
-    checks whether it was stopped."""
+    """Transcribe once, and return the transcript with its rounds. live: show the text as it is accepted. Raises Stopped
+    between two rounds if the visitor stopped the request."""
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
     on_round = listener(tell, tokenizer, rounds, "" if live else None)
@@ -144,7 +144,7 @@ def shortened(text: str) -> str:
 PIECE = 0.5  # seconds of sound that the browser sends at once
 READY = "Press Record and speak English. Text is grey until a pause makes it final."
 LISTENING = "Listening. What you said last may still change."
-UNDERSTOOD = 0.2  # the least confidence of text that is shown: music and noise come out as words below 0.1
+UNDERSTOOD = 0.2  # the least confidence of text that is shown; that of music and noise is below 0.1
 STRANGE = '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
 ENDED = "The recording has ended. All of the text is final."
 
@@ -183,8 +183,8 @@ def _final(result: Transcript) -> str:
 
 
 def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None]:
-    """A piece of sound arrived. talk: None for a recording's first one. Returns the status, the text, and the talk;
-    None after an error."""
+    """Transcribe a piece of sound that arrived. talk: the recording so far; None for its first piece. Returns the
+    status, the text, and the talk; after an error None for the talk."""
     try:
         if sound is None:
             return status(LISTENING, "busy"), "" if talk is None else talk.html, talk
@@ -194,13 +194,13 @@ def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None
         talk.add(talk.live.feed(sound[1]))
     except InputError as error:
         return status(sentence(error), "error"), "" if talk is None else talk.html, None
-    if talk.live.seconds >= MAX_SECONDS:  # what is said from now on is not heard
+    if talk.live.seconds >= MAX_SECONDS:  # later sound is ignored
         return *ended(talk)[:2], talk
     return status(LISTENING, "busy"), talk.html, talk
 
 
 def ended(talk: Talk | None) -> tuple[str, str, None]:
-    """The recording ended. Returns the status, the text, and no talk."""
+    """End a recording: decode its rest. Returns the status, the text, and None for the next recording's talk."""
     if talk is None:
         return status(READY), "", None
     if not talk.ended:

@@ -61,13 +61,13 @@ STRONG = 0.05  # least probability of a link that is drawn
 LINKS = 3  # the most links of a vertex
 STEP, RADIUS, DOT = 34, 13, 5
 LETTER = 7.5  # width of a letter in a label
-ABOVE, BELOW = 96, 84  # height reserved for arcs
+ABOVE, BELOW = 96, 84  # height reserved for arcs above and below the row of vertices
 READABLE = {"<s>": "start", "</s>": "end", "<unk>": "?", "<pad>": "-"}
 SPACE = "▁"  # marks a piece that begins a word
 
 
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
-    """Run once, and return the translation with its passes. Between two passes it checks whether it was stopped."""
+    """Translate once, and return the translation with its passes. Raises Stopped if the visitor stopped the request."""
     passes: list[Pass] = []
 
     def on_pass(pass_: Pass) -> None:
@@ -78,7 +78,7 @@ def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, lis
 
 
 def steps(passes: Sequence[Pass]) -> list[Step]:
-    """Convert passes to steps on one clock: the parts of a long recording follow one another."""
+    """Convert passes to steps on one clock. The parts of a long recording run in sequence, so their times add up."""
     timeline: list[Step] = []
     before, last = 0.0, 0.0
     piece = 0
@@ -92,7 +92,7 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
 
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
-    """Lanes for the three ways of decoding, compared with the autoregressive one."""
+    """Make a lane for each of three ways of decoding; two are compared with the third, autoregressive decoding."""
     drawn, checked, baseline = (
         [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
     )
@@ -140,7 +140,7 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
 
 
 def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
-    """Show sound and text first; then run the other ways of decoding for the race: by graph, verified, one by one."""
+    """Show sound and text of the chosen way first. Then run the race: by graph, verified, and one by one."""
     chosen = WAYS[way]
     result, passes = decode(tell, samples, chosen)
     tell(
@@ -163,12 +163,12 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
 
 
 def own_way() -> str:
-    """The one that the model's config.json names."""
+    """The way of decoding, a key of `WAYS`, whose strategy the model's config.json names."""
     return next(way for way, strategy in WAYS.items() if strategy == load().decoding.strategy)
 
 
 def warm() -> None:
-    """Load the model and run it once with each strategy."""
+    """Load the model and run it once with each strategy of the race."""
     for sample in shipped.french()[:1]:
         for strategy in ("lookahead", "reranked", "verified", "autoregressive"):
             translate_speech(sample.path, strategy=strategy)
@@ -202,12 +202,12 @@ def tab() -> None:
 
 @dataclass(frozen=True)
 class Vertex:
-    """A vertex of the graph: its likeliest units and links, and its place on the path."""
+    """A vertex of the graph: its likeliest units and links, and the link that the chosen path takes from it."""
 
     index: int
     emits: list[tuple[str, float]]  # units and their probabilities, the likeliest first
     leads: list[tuple[int, float]]  # later vertices and the links' probabilities
-    chosen: str | None = None  # its unit if it is on the path
+    chosen: str | None = None  # the unit that it writes; None: not on the path
     follows: tuple[int, float] | None = None  # the next vertex on the path, and that link's probability
 
     @property
@@ -287,7 +287,10 @@ def graph_svg(drawn: list[Vertex]) -> str:
 def arc(
     link: tuple[int, int], at: Sequence[float], middle: float, room: float, strength: float, order: int | None = None
 ) -> str:
-    """A link as an arc above the row (room < 0) or below it. Longer links are higher. order: its number."""
+    """A link as an arc, above the row of vertices if room < 0, else below. Longer links get higher arcs.
+
+    order: the link's number on the chosen path; None: the link is not on it. strength: the link's probability.
+    """
     start, end = link
     from_x, to_x = at[start], at[end]
     height = math.copysign(min(abs(room), 18 + 12 * (end - start)), room)

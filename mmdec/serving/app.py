@@ -30,12 +30,12 @@ from mmdec.serving.engines import How, Served, load
 from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
 
 MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # served where none is named
-BACKLOG = 2048  # clients that may wait to be let in, as many as uvicorn's own
-GRACE = 120  # seconds that requests may take after a signal to end
+BACKLOG = 2048  # connections that may wait to be accepted: uvicorn's own default
+GRACE = 120  # seconds in which open requests may end after the server got a signal to stop
 
 
 def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
-    """The ASGI application of a server. ending: called when all requests are answered."""
+    """Build the ASGI application of a server. ending: called at the end, when all requests are answered."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -99,21 +99,22 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
-    """What FastAPI itself refuses: unknown addresses, other methods, broken bodies."""
+    """Answer what FastAPI itself refuses: unknown addresses, other methods, broken bodies."""
     assert isinstance(error, HTTPException)
     return ApiError(error.status_code, f"{error.detail}.", headers=error.headers).response()
 
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """Sockets that listen at an address, closed at the end. Who connects before the server runs waits for it.
+    """Yield sockets that listen at an address; close them at the end. Clients may connect before the server runs: they
+    wait for it.
 
     Raises MmdecError if nothing can listen there.
     """
 
     async def bind() -> list[socket.socket]:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
-        sockets = [each.dup() for each in server.sockets]  # at every address of the host
+        sockets = [each.dup() for each in server.sockets]  # one for each address of the host
         server.close()
         return sockets
 
@@ -139,11 +140,12 @@ def ready(
     placed: tuple[str | None, Any] = (None, None),
     statistics: Path | None = None,
 ) -> tuple[uvicorn.Server, list[str]]:
-    """Load models for a server. Its `run` serves them at `bound` sockets until a signal; what was begun is answered.
+    """Load models and make a server. Call the server's `run` with sockets of `bound`: it serves until a signal, then
+    answers the requests that are open.
 
-    names: models as for `mmdec.load`; none: the shipped ones. token: see `Server`. rows: of a batch at most.
-        threads: as for `mmdec.transcribe`. placed: device and dtype of the models. statistics: a file in which what
-        runs have learned is kept between starts.
+    names: names, folders or hub ids of models; none: the shipped models. token: what clients must send; None: all are
+        accepted. rows: the most rows of a batch. threads: number of CPU threads that decode. placed: device and dtype
+        of the models. statistics: file that keeps what runs have learned (draft sizes) until the next start.
     Returns: the server, and the names of the models.
     Raises: InputError for a model that cannot be loaded, or two of one name.
     """

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: dialogues with pictures, answered whole or streamed as tokens are accepted."""
+"""`/v1/chat/completions`: answers dialogues with pictures, in one response or as a stream while tokens are accepted."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     most = min(body.max_completion_tokens or body.max_tokens or server.limits.tokens, server.limits.tokens)
     if body.temperature is not None:
         sampled = body.temperature > 0
-    else:  # None: as the model's own settings say
+    else:  # None: the model's own settings decide
         sampled = True if body.top_p is not None and body.top_p < 1 else None
     job = engine.job(
         dialogue,
@@ -108,7 +108,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
 
 
 def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The messages in the format of chat templates, and the pictures' bytes in order. Raises ApiError."""
+    """Return the messages in the format of chat templates, and the pictures' bytes in order. Raises ApiError."""
     pictures, turns = list[bytes](), list[dict[str, Any]]()
     for message in messages:
         content = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content

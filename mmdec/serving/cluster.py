@@ -1,8 +1,8 @@
 """Many rows on many machines: Ray Data over the parts of a list. The only file that imports Ray.
 
-Each actor holds a model and does whole parts, by the code that a lone process runs (`mmdec.pipelines.many`). Ray starts
-a killed actor again and gives its part to another; a part that is done twice writes the same file twice. The driver
-sends rows, not sound: all machines must see the files and the folder of results under the same paths.
+Each actor holds a model and does whole parts, with the same code as a single process (`mmdec.pipelines.many`). If an
+actor is killed, Ray starts it again and gives its part to another actor. A part that is done twice writes the same file
+twice. Actors get rows, not sound: all machines must see the files and the folder of results under the same paths.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 @final
 class Actor:
-    """What Ray makes in each of its processes."""
+    """The object that Ray makes in each of its processes: a model that does parts."""
 
     def __init__(self, work: Work) -> None:
         self._worker = Worker(work)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """batch: the numbers and rows of parts."""
+        """Do the parts of a batch: their numbers and rows. Returns each part's count of rows and of failed rows."""
         done = [self._worker.do(part) for part in zip(map(int, batch["number"]), batch["rows"], strict=True)]
         return {"rows": [rows for rows, _ in done], "failed": [failed for _, failed in done]}
 
@@ -35,13 +35,13 @@ class Actor:
 def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) -> Iterator[tuple[int, int]]:
     """Do parts on the cluster that RAY_ADDRESS names, else on this machine.
 
-    workers: actors that hold a model. Default None: as many as there are GPUs, else as processors.
-    Yields: of each part, how many rows it has and how many of them failed.
+    workers: number of actors, each with a model. None: one for each GPU; without GPUs, one for each processor.
+    Yields: for each part, the number of its rows and the number of rows that failed.
     Raises: InputError if Ray is missing, or a model or an option is wrong.
     """
     if not parts:
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to others
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends no usage reports
     try:
         ray: Any = import_module("ray")
         data: Any = import_module("ray.data")
@@ -78,7 +78,7 @@ def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) ->
 
 
 def _cause(error: Exception) -> Exception:
-    """mmdec's own error, if it is the cause of Ray's."""
+    """Return mmdec's own error if it is the cause of Ray's error; else Ray's error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, InputError):

@@ -1,6 +1,7 @@
-"""What decodes the jobs of each task: transcription, speech translation, questions about pictures, by the public calls.
+"""Engines decode the jobs of a task: transcription, speech translation, or questions about pictures.
 
-A batch is one call of `mmdec.transcribe`, `translate_speech` or `describe`: a served answer is the call's.
+A batch is one call of `mmdec.transcribe`, `mmdec.translate_speech` or `answer`, the code of `mmdec.describe`. So the
+server gives the same answers as the library.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.serving.waiting import Gone, Job, Stopped
 
-HELD = " \t\r\n\ufffd"  # what a text does not end with before it is whole
+HELD = " \t\r\n\ufffd"  # characters at the end of unfinished text that are not sent yet
 RATE = 16_000  # Hz of the samples that jobs hold
 
 
 @final
 @dataclass(frozen=True)
 class How:
-    """How all models decode."""
+    """Options of decoding that all models of a server share."""
 
     rows: int = 8  # maximum rows of a batch
-    threads: int | None = None  # as for `mmdec.transcribe`
+    threads: int | None = None  # number of CPU threads, as for `mmdec.transcribe`
     statistics: mmdec.DecodingStatistics | None = None  # what runs have learned; None: those of the process
 
 
 @final
 class Deltas:
-    """Cuts a growing text into pieces that never have to be taken back."""
+    """Cuts a growing text into pieces to send. What was sent never changes later."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """stops: strings that end the text; it is cut before them."""
+        """stops: strings that end the text. The text is cut before the first of them."""
         self._stops, self._sent = stops, 0
 
     def cut(self, text: str) -> str:
@@ -47,14 +48,14 @@ class Deltas:
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
     def grown(self, text: str) -> str:
-        """The new part of the text so far, without trailing spaces, half a character or a possible beginning of a
-        stop string."""
+        """Return what is new in the text so far. Trailing spaces, half a character, and what may be the beginning of a
+        stop string are held back."""
         text = self.cut(text.lstrip())
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return self._new(text[: len(text) - max(ends, default=0)].rstrip(HELD))
 
     def end(self, text: str) -> str:
-        """The new part of the final text."""
+        """Return what is new in the final text, held back parts included."""
         return self._new(text)
 
     def _new(self, text: str) -> str:
@@ -64,7 +65,7 @@ class Deltas:
 
 @final
 class Transcription:
-    """A model that transcribes. A job holds samples (T,), its key the options of `mmdec.transcribe`."""
+    """Transcribes. A job holds samples (T,); the job's key holds the options of `mmdec.transcribe`."""
 
     task = "transcription"
 
@@ -72,9 +73,9 @@ class Transcription:
         self.loaded, self._how = loaded, how
 
     def job(self, samples: Any, **options: Any) -> Job:
-        """A job for 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
+        """Make a job of 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        if isinstance(self.loaded, LoadedAudioLm):  # else it decodes as its own settings say, whatever the temperature
+        if isinstance(self.loaded, LoadedAudioLm):  # else the model's settings decide
             chosen["do_sample"] = "temperature" in chosen
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
@@ -83,7 +84,7 @@ class Transcription:
         return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
 
     def live(self, **options: Any) -> LiveTranscriber:
-        """A transcriber of live sound. options: for `mmdec.transcribe_stream`. Raises InputError for a refused one."""
+        """Make a live transcriber. options: for `mmdec.transcribe_stream`. Raises InputError for a wrong option."""
         how = self._how
         return LiveTranscriber(model=self.loaded, threads=how.threads, statistics=how.statistics, **options)
 
@@ -91,9 +92,9 @@ class Transcription:
         """Transcribe the jobs as one batch."""
         kind, *given = jobs[0].key  # type: ignore[misc] # as `job` makes it
         options: dict[str, Any] = dict(given)
-        # not of long recordings, whose windows may be decoded again from the last timestamp, nor where the clip alone
-        # is encoded, which is decoded again where the text runs away, nor of Qwen3-ASR, whose text begins with the name
-        # of the language
+        # Text is not sent before it is final in three cases. Windows of a long recording may be decoded again from the
+        # last timestamp. With `audio_context`, the clip is decoded again if the text does not end. Qwen3-ASR's text
+        # begins with the name of the language.
         kept = "audio_context" not in options and not hasattr(self.loaded.processor, "parse_output")
         grows = kind == "short" and kept
         tokens: list[list[int]] = [[] for _ in jobs]
@@ -131,8 +132,7 @@ class Transcription:
 
 @final
 class Translation:
-    """A speech translator. A job holds samples (T,). On a processor each is translated alone, as `translate_speech`
-    does."""
+    """Translates speech. A job holds samples (T,). On a CPU, each recording is translated alone."""
 
     task = "translation"
 
@@ -141,11 +141,11 @@ class Translation:
         self._rows = 1 if translator.device.type == "cpu" else how.rows
 
     def job(self, samples: Any) -> Job:
-        """A job for 16 kHz samples (T,)."""
+        """Make a job of 16 kHz samples (T,)."""
         return Job(self, (), samples, self._rows, len(samples) / RATE)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Translate the jobs, as one batch on a GPU."""
+        """Translate the jobs: on a GPU as one batch, on a CPU one job."""
 
         def heard(_: Any) -> None:
             if jobs[0].gone:
@@ -159,7 +159,7 @@ class Translation:
 
 @final
 class Answering:
-    """A model of pictures. A job holds a `Dialogue`, its key the options of `mmdec.describe`."""
+    """Answers questions about pictures. A job holds a `Dialogue`; its key holds the options of `mmdec.describe`."""
 
     task = "answer"
 
@@ -167,9 +167,9 @@ class Answering:
         self.vlm, self._how = vlm, how
 
     def job(self, dialogue: Dialogue, **options: Any) -> Job:
-        """A job for a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
+        """Make a job of a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        # a seed's random numbers depend on the row: only a batch of one gives the same answer again
+        # a row's random numbers depend on its place in the batch: only a batch of one repeats the answer of a seed
         rows = 1 if "seed" in chosen else self._how.rows
         return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
 
@@ -212,7 +212,7 @@ def load(model: str, how: How, device: str | None, dtype: Any) -> tuple[str, Ser
 
 
 def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """The results of a batch, with an error in the place of each that was refused."""
+    """Call, and return the results of a batch. A refused input has its error as result."""
     try:
         return call()
     except mmdec.BatchError as error:

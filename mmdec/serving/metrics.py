@@ -44,7 +44,7 @@ class Metrics:
         """Add a value to a histogram of `HISTOGRAMS`."""
         key, bounds = (name, tuple(sorted(labels.items()))), HISTOGRAMS[name][1]
         with self._lock:
-            row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))  # each bound, all, and the sum
+            row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))  # counts by bound, count of all, sum
             for index, bound in enumerate(bounds):
                 row[index] += value <= bound
             row[-2] += 1

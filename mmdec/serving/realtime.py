@@ -1,8 +1,8 @@
 """`/v1/realtime`: live transcription over a WebSocket, with the events of OpenAI's realtime transcription.
 
 The client sends `input_audio_buffer.append` with 16-bit sound in base64. A window of speech ends with a pause, or with
-`input_audio_buffer.commit`; then its text is final. Provisional text is replaced, not continued, while somebody speaks,
-so it comes as an event of ours, `mmdec.transcription.provisional`.
+`input_audio_buffer.commit`; then its text is final. While somebody speaks, each provisional text replaces the last one.
+OpenAI has no event for this, so the server sends its own: `mmdec.transcription.provisional`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mmdec.serving.server import ApiError, Server, server_of
 from mmdec.serving.waiting import Job, Stopped
 
 router = APIRouter(prefix="/v1")
-RATE = 24_000  # Hz, where the session names no other
-AHEAD = 30.0  # seconds of sound that may wait; then the server reads no further, and the network holds the client back
+RATE = 24_000  # sample rate in Hz if the session names no other
+AHEAD = 30.0  # seconds of sound that may wait; if more waits, the server stops reading, and the client cannot send
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 @final
 class Feeding:
-    """The engine of a session: its jobs hand sound to the transcriber, in the server's one decoding thread."""
+    """The engine of a live session. Its jobs feed sound to the transcriber in a decoding thread of the server."""
 
     task = "live transcription"
 
@@ -52,12 +52,12 @@ class Session:
         self._live: LiveTranscriber | None = None
         self._before = 0.0  # seconds of the stream before this transcriber's first sample
         self._items = 0
-        self._sound = bytearray()  # what arrived and was not handed on yet
+        self._sound = bytearray()  # sound that arrived and was not decoded yet
         self._commits = self._ended = False
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Answer the client until it goes."""
+        """Answer the client's events until it disconnects."""
         await self._send("session.created", session=self._session())
         feeding = asyncio.ensure_future(self._feed())
         try:
@@ -85,7 +85,7 @@ class Session:
         await self._send("error", **told.content)
 
     async def _take(self, event: dict[str, Any]) -> None:
-        """One event of the client."""
+        """Handle one event of the client."""
         kind = event["type"]
         if kind == "session.update":
             self._update(event["session"])
@@ -109,7 +109,7 @@ class Session:
             raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type")
 
     def _update(self, session: dict[str, Any]) -> None:
-        """Take the settings of `session.update`, in the current form."""
+        """Take the settings of a `session.update` event, in the form of OpenAI's current API."""
         if self._live is not None or self._sound:
             raise ApiError(400, "`session` must be set before the sound begins.", param="session")
         heard = session.get("audio", {}).get("input", {})
@@ -124,11 +124,11 @@ class Session:
         for name in ("language", "prompt"):
             if wanted.get(name):
                 options[name] = wanted[name]
-        self._engine.live(**options)  # refuses what is wrong
+        self._engine.live(**options)  # raises InputError for wrong options
         self._options = options
 
     async def _feed(self) -> None:
-        """Hand all sound that has arrived to the transcriber, again and again, until nobody hears of it."""
+        """Feed sound to the transcriber as it arrives, until the client has gone."""
         try:
             while True:
                 await self._hand_on()
@@ -140,7 +140,7 @@ class Session:
                 self._changed.notify_all()
 
     async def _hand_on(self) -> None:
-        """Hand the sound that has arrived to the transcriber."""
+        """Wait for sound or a commit, then feed all sound that has arrived to the transcriber."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._sound or self._commits)
             sound, commits = bytes(self._sound), self._commits
@@ -162,7 +162,7 @@ class Session:
                 self._changed.notify_all()
 
     async def _run(self, work: Callable[[], Iterable[StreamUpdate]]) -> None:
-        """Decode in the worker's thread, and send the updates as they come."""
+        """Run `work` in a decoding thread, and send the client each update at once."""
         job: Job
 
         def decode() -> None:
@@ -212,7 +212,7 @@ async def realtime(socket: WebSocket) -> None:
             await socket.close(1013)  # try again later
             return
         await Session(socket, server).run()
-    except ApiError as error:  # the model that the address names
+    except ApiError as error:  # the address names a model that is not served
         await socket.send_json({"type": "error", **error.content})
         await socket.close(1008)
     finally:

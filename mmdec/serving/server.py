@@ -1,4 +1,4 @@
-"""A server's models and limits, its door, and how a handler waits for a job while it watches its client."""
+"""A server's models and limits, the checks of each request, and how a handler waits for a job."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Engine = TypeVar("Engine", bound=Served)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes."""
+    """Limits of what a server accepts."""
 
-    requests: int = 64  # open at the same time; further ones are told to come again
-    sessions: int = 8  # of live transcription
+    requests: int = 64  # open at the same time; more are refused with 429, to come again later
+    sessions: int = 8  # open sessions of live transcription
     megabytes: float = 25.0  # maximum size of a request
     seconds: float = 900.0  # of sound in a request
-    tokens: int = 1024  # new tokens of an answer
+    tokens: int = 1024  # maximum of new tokens in an answer
     wait: float = 300.0  # seconds until a request must be answered
     upload: float = 60.0  # seconds in which a request must have arrived
     decoders: int = 1  # batches that are decoded at the same time
@@ -46,7 +46,7 @@ class Limits:
 
 @final
 class ApiError(Exception):
-    """An answer in the form of OpenAI's errors."""
+    """An error that a client gets in the form of OpenAI's errors."""
 
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
@@ -58,7 +58,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """The answer to an error of a job or a handler."""
+        """Turn an error of a job or a handler into an answer."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, InputError):
@@ -86,12 +86,12 @@ class Server:
         self._reading = asyncio.Semaphore(READERS)
 
     def admitted(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request brings the token."""
+        """Whether a request has the right token, or none is needed."""
         return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
 
     def engine(self, name: str | None, *kinds: type[Engine]) -> Engine:
-        """The model of this name, or the first of these kinds. Raises ApiError if there is none, or it is of another
-        kind."""
+        """Return the model of this name or, for None, the first model of these kinds. Raises ApiError if no model of
+        these kinds has the name."""
         fitting = {own: model for kind in kinds for own, model in self.models.items() if isinstance(model, kind)}
         if name is None and fitting:
             return next(iter(fitting.values()))
@@ -101,12 +101,13 @@ class Server:
         raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
 
     async def read(self, function: Callable[[], T]) -> T:
-        """Run what reads an upload in a thread, few at a time."""
+        """Run a function that reads an upload in a thread; at most `READERS` run at a time."""
         async with self._reading:
             return await asyncio.to_thread(function)
 
     async def events(self, request: Request, job: Job) -> AsyncIterator[tuple[str, Any]]:
-        """Decode a job, and yield its texts and then its result. A client that goes away, or waits too long, ends it.
+        """Decode a job, and yield its texts and then its result. The job ends early if its client goes away or the
+        answer takes too long.
 
         Raises ApiError.
         """
@@ -121,7 +122,7 @@ class Server:
                     event.cancel()
                     if gone.done():
                         raise ApiError(499, "The client has gone.", code="client_gone")
-                    # clients of OpenAI come again by themselves, which would make it worse
+                    # OpenAI's clients retry by themselves: more load on a slow server
                     headers = {"x-should-retry": "false"}
                     raise ApiError(504, "The answer took too long.", "timeout", "timeout", headers=headers)
                 kind, value = event.result()
@@ -142,13 +143,13 @@ class Server:
         raise AssertionError("events end with a result or an error")
 
     def busy(self) -> ApiError:
-        """The answer to one request too many."""
+        """The answer to a request when too many are open."""
         after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns once the client has gone. The request's body must have been read."""
+    """Wait until the client has gone. The request's body must have been read before."""
     with suppress(Exception):
         while (await request.receive())["type"] != "http.disconnect":
             pass
@@ -165,7 +166,7 @@ class EventStream(StreamingResponse):
 
     @classmethod
     async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
-        """A stream that has begun. Raises what `events` raises before its first event: that is an ordinary response."""
+        """Return a stream once its first event is there. Earlier errors are raised, and get an ordinary response."""
         return cls(_lines(await anext(events), events), media_type="text/event-stream", headers=UNCACHED)
 
 
@@ -174,7 +175,7 @@ async def _lines(first: Mapping[str, Any], events: AsyncIterator[Mapping[str, An
     try:
         async for event in events:
             yield _data(event)
-    except Exception as error:  # the status has been sent: the error is an event
+    except Exception as error:  # status 200 has been sent, so the error becomes an event
         yield _data(ApiError.of(error).content)
         return
     yield "data: [DONE]\n\n"
@@ -186,7 +187,7 @@ def _data(event: Mapping[str, Any]) -> str:
 
 @final
 class Door:
-    """ASGI middleware: lets in who brings the token, while there is room, with a request of bounded size and time."""
+    """ASGI middleware that refuses requests to /v1/: without the token, beyond `Limits`, too large, or too slow."""
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app, self._server = app, server
@@ -199,7 +200,7 @@ class Door:
             if self._server.admitted(dict(scope["headers"])):
                 await self._app(scope, receive, send)
             else:
-                await send({"type": "websocket.close", "code": 1008})  # before it was accepted: 403
+                await send({"type": "websocket.close", "code": 1008})  # not accepted yet: the client gets status 403
         else:
             await self._request(scope, receive, send)
 
@@ -246,9 +247,9 @@ def too_large(limits: Limits) -> ApiError:
 
 @final
 class Upload:
-    """Reads the body of one request, and counts its bytes and seconds: the declared length is not trusted.
+    """Reads the body of one request, and counts bytes and seconds, because the declared length may be wrong.
 
-    A body that is too large or too slow ends, for the handler, as if the client had gone; the client is told why.
+    If a body is too large or too slow, the handler is told that the client has gone, and the client is told why.
     """
 
     def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:

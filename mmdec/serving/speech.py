@@ -165,6 +165,6 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
 
 
 def _compression(text: str) -> float:
-    """Bytes of a text over its compressed bytes: high where it repeats itself. Source: Radford et al. 2022, 4.5."""
+    """Bytes of a text / bytes of the compressed text: high if it repeats itself. Source: Radford et al. 2022, 4.5."""
     content = text.encode()
     return round(len(content) / len(zlib.compress(content)), 3)

@@ -1,7 +1,7 @@
-"""The requests that wait, and the threads that decode them: those with equal options become one batch.
+"""The requests that wait, and the threads that decode them. Requests with equal options are decoded as one batch.
 
-One thread decodes unless the server was given more, between which a batch is divided. They know nothing of HTTP. A
-job's events go to the loop of the client that waits for it.
+One thread decodes by default. If a server has several, a batch is divided between them. This file knows nothing of
+HTTP. A job's events go to the event loop of the handler that waits for the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from mmdec.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
-GATHER = 0.02  # seconds in which a batch waits for others, where requests came together before
+GATHER = 0.02  # seconds that a first request waits for others to join its batch, if the last batch had several
 
 
 class Stopped(Exception):
@@ -34,28 +34,28 @@ class Engine(Protocol):
     def task(self) -> str: ...
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Decode jobs with equal keys together. Returns a result or an exception for each, in order; None counts
-        nothing."""
+        """Decode jobs with equal keys together. Returns for each job, in order, a result or an exception. A result that
+        is None is not counted in the metrics."""
         ...
 
 
 @final
 class Job:
-    """One request: what to decode, and the client's way to hear of it. Make it in the client's event loop."""
+    """One request: what to decode, and a queue of events for its handler. Make it in the handler's event loop."""
 
     def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
         """key: jobs of one engine with equal keys may be decoded together, at most `rows` of them.
         given: what the engine decodes. seconds: length of its sound.
         """
         self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
-        self.gone = False  # nobody waits any more: the engine ends its row
+        self.gone = False  # whether the client has gone; then the engine ends the row
         self.streams = False  # whether the client reads text as it is accepted
         self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # ("text", str)..., then "result" or "error"
         self._loop = asyncio.get_running_loop()
 
     def tell(self, kind: str, value: Any) -> None:
-        """Send an event to the client; from any thread."""
-        with suppress(RuntimeError):  # the loop is closed: the server was killed
+        """Send an event to the handler. Any thread may call this."""
+        with suppress(RuntimeError):  # the event loop is closed: the server was killed
             self._loop.call_soon_threadsafe(self.events.put_nowait, (kind, value))
 
 
@@ -63,8 +63,8 @@ class Job:
 class Gone:
     """A stopping criterion of `generate` that ends the rows whose clients have gone.
 
-    transformers may call it with some rows of a batch only, without saying which. Then no row ends before all clients
-    have gone.
+    transformers may call it with only some rows of a batch, and does not say with which. Then no row ends before all
+    clients have gone.
     """
 
     mmdec_row_wise = True  # a row's answer depends on that row's index alone
@@ -85,12 +85,12 @@ class Worker:
     """The waiting jobs and the threads that decode them, the oldest first."""
 
     def __init__(self, metrics: Metrics, decoders: int = 1) -> None:
-        """decoders: threads; each decodes a batch."""
+        """decoders: number of threads; each decodes one batch at a time."""
         self._metrics, self._changed = metrics, threading.Condition()
         self._waiting: deque[Job] = deque()
         self._decoding: list[Job] = []
-        self._last = 1  # jobs that came together
-        self._pace = 0.0  # seconds of a job, averaged
+        self._last = 1  # number of equal jobs that waited together when the last batch was taken
+        self._pace = 0.0  # running mean of the seconds of a job
         self._closed = False
         names = [f"mmdec-serve-{number}" for number in range(decoders)]
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
@@ -106,7 +106,7 @@ class Worker:
             self._changed.notify_all()
 
     def drop(self, job: Job) -> None:
-        """Nobody waits for a job any more: it is not begun, or its row ends."""
+        """Give up a job that nobody waits for. It is not begun, or its row ends early."""
         with self._changed:
             job.gone = True
             if job in self._waiting:
@@ -152,7 +152,7 @@ class Worker:
                 self._decoding = [job for job in self._decoding if job not in jobs]
 
     def _next(self) -> Sequence[Job]:
-        """The oldest job and those that may be decoded with it; empty once closed and done."""
+        """Wait for jobs, and take the oldest one with jobs to decode together. Empty when closed and all is done."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -162,9 +162,9 @@ class Worker:
                     return batch
 
     def _batch(self, first: Job) -> Sequence[Job]:
-        """The first job, and those that may be decoded with it: a thread's share of them. Empty if another thread took
-        them meanwhile."""
-        if self._last > 1 and not self._closed:  # clients that came together come together again
+        """Take this thread's share of the first job and the jobs that may be decoded with it. Empty if other threads
+        took them meanwhile."""
+        if self._last > 1 and not self._closed:  # clients that came together often come together again
             self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
         alike = self._alike(first)
         self._last = max(len(alike), 1)
