@@ -28,9 +28,10 @@ from mmdec.types import InputError, Needs
 
 @dataclass(frozen=True)
 class Ramp:
-    """Share of samples with pictures in each of `epochs`: none in the first half, then rising, all in the last.
+    """The share of samples with pictures in each of `epochs`: 0 in the first half, then rising, 1 in the last epoch.
 
-    With the paper's 40 epochs: 0 up to epoch 20, then 2 (epoch - 20) / 40, which is .05 to .95, and 1 in epoch 40.
+    With the 40 epochs of MSD's paper: 0 up to epoch 20, then 2 (epoch - 20) / 40, which is .05 to .95, and 1 in epoch
+    40.
     """
 
     epochs: int = 40
@@ -40,7 +41,7 @@ class Ramp:
             raise InputError(f"`epochs` must be at least 1, but is {self.epochs}. The paper has 40.")
 
     def share(self, epoch: int) -> float:
-        """The share in an epoch, counted from 0 as in Lightning. Beyond the last epoch all samples have pictures."""
+        """Return the share of samples with pictures in `epoch`, counted from 0 as in Lightning; 1 after the last."""
         number, half = epoch + 1, self.epochs / 2
         if number >= self.epochs:
             return 1.0
@@ -49,8 +50,8 @@ class Ramp:
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """B questions with their answers. rows: names of the samples. prompts: None where the target's features are
-    stored."""
+    """B questions with their answers. rows: names of the samples. answers: the target's tokens. prompts: the target's
+    input tensors; None if the features of all samples are stored, so that the target need not run."""
 
     rows: list[str]
     answers: list[list[int]]
@@ -62,7 +63,7 @@ class DraftBatch:
 
 
 class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
-    """Samples with the target's input tensors; without these, if the sample's features are in `stored`."""
+    """A dataset of samples, each with the target's input tensors, or with None if its features are in `stored`."""
 
     def __init__(
         self,
@@ -90,20 +91,20 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
 
 
-TRAIN, MIXED, GROUPED = 5, 6, 7  # purposes of random streams
+TRAIN, MIXED, GROUPED = 5, 6, 7  # parts of seeds: each kind of random choice has its own generator
 GROUP = 16  # number of batches whose samples are sorted together by answer length
 
 
 @dataclass(frozen=True)
 class DraftDataOptions:
-    """Options that a recipe sets.
+    """Options of `DraftData` that a recipe sets.
 
-    samples: number of questions to train on, a share of `long_share` with long answers; null: all.
+    samples: number of training questions; null: all. long_share: share of these with long answers; null: any answers.
     max_tokens: the most tokens of an answer. frames, history, images: see `Questions`.
-    ramp: MSD's stages. If the corpus has no conversations without pictures, the first stage trains on the same
-        questions and answers without their pictures. null: samples in their order.
-    base_dtype: dtype of the target. kept: folder where answers and features are stored. answered: train on the
-        questions that are answered there, instead of asking for all.
+    ramp: the share of samples with pictures in each epoch, which rises as in MSD; null: as in the corpus. If a corpus
+        has only questions with pictures, these are also used without their pictures.
+    base_dtype: dtype of the target. kept: folder where answers and features are stored. answered: train only on
+        questions with a stored answer; false: the target first answers the other questions.
     answer_batch: number of questions answered at once.
     max_bad_share, allow_absolute_paths: see `Admission`.
     """
@@ -150,7 +151,7 @@ class DraftData(LightningDataModule):
         self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         self.stored: Container[str] = ()  # samples whose features are stored
 
-    # Missing files are looked for only here, so that the user sees such errors unchanged.
+    # Files are read at first use, not in `__init__`: the command line's parser hides errors of `__init__` in its own.
     @cached_property
     def prompting(self) -> Prompting:
         return Prompting(self.base)
@@ -171,8 +172,8 @@ class DraftData(LightningDataModule):
 
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
-        """The chosen questions of both splits. Without a development split, the last training questions are used for
-        it."""
+        """The chosen questions of the splits "train" and "dev". Without `dev_split`, the last training questions are
+        held out as "dev"."""
         many, few, options = self.options.samples, self.options.dev_samples, self.options
         if options.dev_split is not None:
             both = {"train": self._read(options.train_split, many), "dev": self._read(options.dev_split, few)}
@@ -201,17 +202,17 @@ class DraftData(LightningDataModule):
 
     @property
     def mark(self) -> str:
-        """Names everything, besides the question, that an answer depends on."""
+        """The target, its dtype and the token limit, for folder names: with another of these, answers may differ."""
         return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
-        """The target's answers by the names of their questions. locks: holds the lock that keeps other runs from the
-        same file."""
+        """Open the store of the target's answers, whose keys are the samples' names. locks: until it is closed, no
+        other run writes to the same file."""
         folder = self.kept / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> ReadingStore:
-        """The store of the target's features, by the names of samples."""
+        """Open the store of the target's features, whose keys are the samples' names. half: see `Teacher.read`."""
         named = "_".join(str(layer) for layer in needs.layers)
         named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
         return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
@@ -228,8 +229,8 @@ class DraftData(LightningDataModule):
 
         Answers are stored at once, so an interrupted run can continue.
 
-        until: the time, in seconds since 1970, after which no batch is begun. shown: is told how many of how many
-            questions are answered; None: lines are logged.
+        until: the time, in seconds since 1970, after which no batch is begun. shown: is called with the number of
+            answered questions and the number of all; None: progress is logged.
         Returns: the number of new answers.
         """
         if device is not None:
@@ -239,7 +240,7 @@ class DraftData(LightningDataModule):
             store = self.store(locks, part)
             questions = {sample.name: sample for sample in mixed_parts(self.samples["dev"], self.samples["train"])}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
-            # answers of about equal length together, but not all short ones first: time may be short
+            # Sort by expected length within groups only: if the time runs out, not only short answers are there.
             size = GROUP * self.options.answer_batch
             groups = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
             missing = [sample for group in groups for sample in sorted(group, key=lambda sample: sample.words)]
@@ -257,8 +258,8 @@ class DraftData(LightningDataModule):
     def keep_features(self, needs: Needs, half: bool, part: int = 0, parts: int = 1) -> int:
         """Compute and store the features that are not stored yet; only part `part` of `parts`.
 
-        A training run does the same as it goes. After this call, all drafters that read the same can use the
-        stored features. Returns: the number of new samples.
+        A training run with `keep_features` does the same batch by batch. All drafters with the same `needs` can use
+        the stored features. Returns: the number of samples that were computed.
         """
         self.setup("fit")
         store = self.feature_store(needs, half, part)
@@ -272,7 +273,8 @@ class DraftData(LightningDataModule):
         return len(missing)
 
     def prepare_data(self) -> None:
-        """Compute missing answers, in one process only. For large targets, better run `regenerate` before."""
+        """Let the target answer questions without a stored answer, in one process only. Large targets take long: run
+        `python -m mmdec.training.vlm_drafters.regenerate` in several processes before."""
         if self.options.answered:
             return
         on_gpu = torch.cuda.is_available() and (
@@ -320,10 +322,11 @@ class DraftData(LightningDataModule):
         )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
-        """The samples, and the batches of an epoch (from 0) as indices into them.
+        """Return the samples, and the batches of process `rank` in `epoch` (from 0) as lists of indices into them.
 
-        Samples with pictures and text-only samples are two endless sequences of shuffled passes. Each epoch takes from
-        both as the ramp says. A batch has samples of about equal length. Every process gets the same number of batches.
+        Samples with pictures are one endless sequence: all of them, shuffled, again and again. Text-only samples are
+        another. Each epoch takes the next samples of both, in the ramp's share. A batch has samples of about equal
+        length. Every process gets the same number of batches.
         """
         visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
@@ -349,7 +352,7 @@ class DraftData(LightningDataModule):
         return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
-        """Training samples without pictures: the corpus's or, if it has none and there is a ramp, all samples
+        """Return the training samples without pictures. If the corpus has none and `ramp` is set, return all samples
         with their pictures removed."""
         text = [sample for sample in self.parts["train"] if not sample.visual]
         return text or ([sample.without_pictures() for sample in self.parts["train"]] if self.ramp is not None else [])
@@ -380,8 +383,8 @@ class DraftData(LightningDataModule):
 
 
 def mixed_parts(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
-    """All samples, every tenth of them a held-out one until there are no more: so that both splits have answers however
-    soon the time is over."""
+    """Order the samples so that every tenth is from `held`, until `held` is used up. If time runs out before all are
+    answered, both splits then have answers."""
     places = [(10 * number, sample) for number, sample in enumerate(held)]
     places += [(number + number // 9 + 1, sample) for number, sample in enumerate(others)]
     return [sample for _, sample in sorted(places, key=lambda place: place[0])]

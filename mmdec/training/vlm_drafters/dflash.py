@@ -1,11 +1,11 @@
-"""Training of DFlash (Chen et al. 2026, arXiv 2602.06036): blocks of mask tokens behind roots of the answers.
+"""Training of DFlash (Chen et al. 2026, arXiv 2602.06036), which drafts a block of tokens in one pass.
 
-A block is what the drafter runs in one pass: the root and mask tokens behind it. It sees the target's columns before
-the root, and itself in both directions. State k of a block is compared with the target's distribution of the token k
-behind its root, given the answer up to there. Training draws some roots of each answer; validation takes all of them.
+A block is a root, which is a token of the answer, and mask tokens after it. It attends to the target's columns before
+the root, and to itself in both directions. The k-th drafted token is compared with the target's distribution at this
+place of the true answer. Training draws some tokens of each answer as roots; validation takes all of them.
 
 B texts, M columns of the longest prompt, N of the longest answer, R roots of a text, b tokens of a block of which K
-draft, H channels.
+draft, H channels, P compared states.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from mmdec.types import InputError, Needs
 
 @final
 class DFlashModule(DraftModule):
-    """DFlash. As published with `anchors` 512, `unroll_decay` 0.78 and `noise` 0, but compared with the target's
-    distributions in place of the answer's tokens.
+    """Trains DFlash. The paper's settings are `anchors` 512, `unroll_decay` 0.78 and `noise` 0. Unlike the paper, the
+    loss compares with the target's distributions, not with the answer's tokens.
 
-    `unroll_decay` is the weight of a draft relative to the one before, exp(-1 / 4) in the paper. The mask token is the
-    target's padding token unless `network` names one. anchors: the most roots that are drawn of an answer.
+    `unroll_decay` is the loss weight of a drafted token relative to the token before it, exp(-1 / 4) in the paper. The
+    mask token is the target's padding token unless `network` names one. anchors: the most roots drawn of an answer.
     """
 
     system: ClassVar[str] = "dflash"
@@ -47,11 +47,13 @@ class DFlashModule(DraftModule):
         self.hparams.update(anchors=anchors)
 
     def needed(self, config: DraftConfig) -> Needs:
-        """The network's layers, and the LM head's input, from which the target's distributions are computed."""
+        """What training needs from the target's pass: the features of the layers that the network reads, and the LM
+        head's input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1))
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """As `DraftModule.draft_config`, with the target's padding token as mask."""
+        """The configuration of a new network: like a layer of the target, with its padding token as the mask token, and
+        with the recipe's changes."""
         config = DFlashConfig.like(teacher.config, **{"mask_token": teacher.pad, **self.options.network})
         if config.own_head or config.own_embedding:
             raise InputError(
@@ -71,15 +73,16 @@ class DFlashModule(DraftModule):
         return min(self.options.chain, self.depth)
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """For each depth s the states (B, N - s, H) of drafts s + 1 behind every column c, which predict token s + c +
-        1; normed, as the LM head reads them."""
+        """Draft from every column as a root. Returns for each depth s from 0 the final normed states (B, N - s, H), of
+        which column c predicts token c + s + 1."""
         length = columns.mask.shape[1]
         roots = torch.arange(length, device=columns.mask.device).expand_as(columns.mask)
         states = torch.cat([self.blocks(columns, texts, part) for part in roots.split(self.anchors, 1)], 1)
         return [states[:, : length - step, step] for step in range(min(count, length))]
 
     def blocks(self, columns: Columns, texts: list[Reading], roots: Tensor) -> Tensor:
-        """The states (B, R, K, H) of the blocks behind `roots` (B, R), see `block_states`."""
+        """Run the network over the blocks that begin at the columns `roots` (B, R). Returns: states (B, R, K, H), see
+        `block_states`."""
         network = cast(DFlash, self.network)
         answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)
         tokens = answers.gather(1, roots.clamp(min=0))[..., None].repeat(1, 1, network.config.block_size)
@@ -88,7 +91,8 @@ class DFlashModule(DraftModule):
         return block_states(network, columns, roots, block)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """The loss of a batch, and its parts; "round" estimates the tokens a round of chains of `CHAIN` tokens."""
+        """Return the batch's "loss", and its parts for logging. "round" estimates the tokens per round of decoding with
+        chains of `CHAIN` drafted tokens."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         lengths = columns.mask.sum(1)
         roots = drawn_roots(lengths, self.anchors if self.training else columns.mask.shape[1])
@@ -115,14 +119,15 @@ class DFlashModule(DraftModule):
         return {**parts, "loss": self.loss_weights.tokens * total}
 
     def _compared(self, hidden: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy (P,) with the target's distribution, and whether both choose the same token."""
+        """Compare P states with the target's: the cross-entropy (P,) of their distributions, and (P,) 1 where both find
+        the same token likeliest, else 0."""
         drafted, wanted = self.teacher.logits(hidden), self.teacher.logits(expected)
         return token_loss(drafted, wanted), (drafted.argmax(-1) == wanted.argmax(-1)).to(drafted.dtype)
 
 
 def drawn_roots(lengths: Tensor, most: int) -> Tensor:
-    """Roots (B, R) int64 among each row's first `lengths` (B,) columns, ascending: `most` that are drawn, or all if
-    there are no more; -1 behind a shorter row's."""
+    """Draw up to `most` roots from each row's first `lengths` (B,) columns. Returns: (B, R) int64, ascending; -1 at the
+    end of rows with fewer roots."""
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
     order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, : min(most, width)]
@@ -131,14 +136,14 @@ def drawn_roots(lengths: Tensor, most: int) -> Tensor:
 
 
 def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor) -> Tensor:
-    """The states of blocks that begin at columns of the answers, as the LM head reads them: normed.
+    """Run the network over blocks that begin at columns of the answers.
 
-    roots: (B, R) the blocks' columns. block: (B, R * b, H), the embeddings of their tokens.
-    Returns: (B, R, K, H), one state for each token that a block drafts; values at a root of -1 are undefined.
+    roots: (B, R) the columns where blocks begin. block: (B, R * b, H), the embeddings of the blocks' tokens.
+    Returns: final normed states (B, R, K, H), one for each drafted token; values at a root of -1 are undefined.
     """
     size, at = network.config.block_size, roots.clamp(min=0)
-    # what a block sees is the target's columns before its root, the last of which a `Columns` counts as the root's own:
-    # it holds the feature of the token before
+    # A block attends to the target's columns before its root. `Columns` stores each column's feature under the token
+    # after it, so the last of these columns has the root's index.
     read = torch.cat([columns.states, network.fuse(columns.embeds, columns.features)], 1)
     before = torch.cat([columns.prompt_positions, columns.positions], -1)
     own = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]
@@ -154,14 +159,15 @@ def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor
 
 
 def block_attention(queries: Tensor, context: Pair, own: Pair, mask: Tensor, size: int) -> Tensor:
-    """Attention of blocks: to the target's columns, and within each block in both directions.
+    """Compute the attention of blocks: to the target's columns, and within each block in both directions.
 
-    queries: (B, heads, R * b, d). context: keys and values (B, h, S, d) of the target's columns. own: those of the
-        blocks (B, h, R * b, d). mask: additive (B, 1, 1, R, S), which of the target's columns each block sees. size: b.
+    queries: (B, heads, R * b, d). context: keys and values (B, h, S, d) of the target's columns. own: keys and values
+        (B, h, R * b, d) of the blocks. mask: additive (B, 1, 1, R, S), the target's columns that each block sees.
+    size: b.
     Returns: (B, heads, R * b, d).
     """
     groups, count = context[0].shape[1], mask.shape[3]
-    # (B, h, heads / h, R, b, d); keys and values lack the third dimension
+    # queries: (B, h, heads / h, R, b, d); the blocks' keys and values: (B, h, 1, R, b, d)
     queries = queries.unflatten(1, (groups, -1)).unflatten(3, (count, size)) * queries.shape[-1] ** -0.5
     keys, values = (part.unflatten(2, (count, size))[:, :, None] for part in own)
     before = torch.einsum("bhgrqd,bhsd->bhgrqs", queries, context[0]) + mask[..., None, :]

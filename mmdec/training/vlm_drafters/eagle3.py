@@ -1,10 +1,10 @@
 """Training of EAGLE-3 (Li et al. 2025, arXiv 2503.01840): training-time test, and a draft vocabulary from the answers.
 
-The network is unrolled as it drafts (`unroll.py`): from the second step on it reads its own states. In each step its LM
-head is compared with the target's distribution at the same column, restricted to the draft vocabulary; features are not
-compared. Columns where the target chooses a token outside of the draft vocabulary do not count.
+Training unrolls several drafting steps (`unroll.py`): from the second step on, the network reads its own states. Each
+step's distribution is compared with the target's at the same column, restricted to the draft vocabulary. Features are
+not compared. Columns where the target's likeliest token is not in the draft vocabulary do not count.
 
-P columns of the answers of a batch, V tokens of the target, Vd of the draft vocabulary.
+P answer columns of a batch, V tokens of the target's vocabulary, Vd of the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mmdec.training.vlm_drafters.teacher import Reading, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns
 from mmdec.types import InputError, Needs
 
-# what a picture's columns read and where they stand, see `Eagle3Config`
+# for each value of `columns`: how a picture's tokens enter the network, as fields of `Eagle3Config`
 CONVENTIONS: dict[str, dict[str, str]] = {
     "engine": {"positions": "temporal", "pictures": "placeholder"},
     "projected": {"positions": "text", "pictures": "projected"},
@@ -42,12 +42,12 @@ CONVENTIONS: dict[str, dict[str, str]] = {
 
 @final
 class Eagle3Module(DraftModule):
-    """EAGLE-3. As published with `unroll` 7, `unroll_decay` 0.8 and `noise` 0.
+    """Trains EAGLE-3. The paper's settings are `unroll` 7, `unroll_decay` 0.8 and `noise` 0.
 
-    columns: "engine": a picture's columns read the placeholder's embedding and stand at the first axis of the target's
-        positions, as vLLM serves drafters. "projected": they read the projected visual embeddings and are counted like
-        text, as MSD's. The network's configuration stores it. draft_vocab: the number of tokens that can be drafted,
-        the most frequent ones in the training answers; 0: all.
+    columns: how a picture's tokens enter the network; its configuration stores this. "engine", as vLLM serves drafters:
+        with the placeholder token's embedding, at the first axis of the target's positions. "projected", as in MSD:
+        with the projected visual embeddings, at positions counted like text. draft_vocab: number of tokens that can be
+        drafted, which are the most frequent ones in the training answers; 0: all.
     """
 
     system: ClassVar[str] = "eagle3"
@@ -69,18 +69,21 @@ class Eagle3Module(DraftModule):
         self.hparams.update(columns=columns, draft_vocab=draft_vocab)
 
     def needed(self, config: DraftConfig) -> Needs:
-        """The network's layers, and the LM head's input, from which the target's distributions are computed."""
+        """What training needs from the target's pass: the features of the layers that the network reads, and the LM
+        head's input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1), embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """As `DraftModule.draft_config`, with the convention and the size of the draft vocabulary."""
+        """The configuration of a new network: like a layer of the target, with `columns`, `draft_vocab` and the
+        recipe's changes."""
         own = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
         if own["draft_vocab_size"] >= teacher.config.vocab_size:
             own["draft_vocab_size"] = 0
         return Eagle3Config.like(teacher.config, **own)
 
     def first_network(self) -> DraftNetwork:
-        """As `DraftModule.first_network`. A new network's LM head begins with the target's rows."""
+        """The network that training begins with: loaded from `start`, or new. A new one gets its draft vocabulary from
+        the training answers, and its LM head begins as a copy of the target's, if the sizes are equal."""
         network = cast(Eagle3, super().first_network())
         config = network.config
         if config.own_embedding or config.mask_token is not None:
@@ -103,7 +106,7 @@ class Eagle3Module(DraftModule):
 
     @property
     def drafted(self) -> Tensor:
-        """(V,) int64: the place of each of the target's tokens in the draft vocabulary; -1: it is not there."""
+        """(V,) int64: the index of each of the target's tokens in the draft vocabulary; -1 for tokens outside of it."""
         network = cast(Eagle3, self.network)
         places = torch.full((network.config.vocab_size,), -1, device=self.device)
         drafted = torch.arange(network.vocabulary, device=self.device)
@@ -111,16 +114,17 @@ class Eagle3Module(DraftModule):
         return places
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The network's own LM head: hidden (..., H) -> (..., Vd), float32."""
+        """Apply the network's own LM head. hidden: (..., H). Returns: (..., Vd), float32."""
         return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """As `DraftModule.rank`, by the network's own LM head."""
+        """Rank each true next token at each depth of a chain, by the network's own LM head; see `rank_texts`."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """The loss of a batch, and its parts; "round" estimates the tokens a round of chains of `CHAIN` tokens."""
+        """Return the batch's "loss", and its parts for logging. "round" estimates the tokens per round of decoding with
+        chains of `CHAIN` drafted tokens."""
         probs, best = self.distributions(columns, texts)
         number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each column's index among the P
         total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
@@ -146,14 +150,16 @@ class Eagle3Module(DraftModule):
         return {**parts, "loss": self.loss_weights.tokens * total}
 
     def _compared(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy (P,), 0 where the target's token cannot be drafted, and whether both choose the same token."""
+        """Compare P states with the target: the cross-entropy (P,), 0 where the target's likeliest token cannot be
+        drafted; and (P,) 1 where both find the same token likeliest, else 0."""
         drafted = self.logits(hidden)
         entropy = -(probs * drafted.log_softmax(-1)).sum(-1)
         return entropy.masked_fill(best < 0, 0.0), (drafted.argmax(-1) == best).to(entropy.dtype)
 
     @torch.no_grad()
     def distributions(self, columns: Columns, texts: Sequence[Reading]) -> tuple[Tensor, Tensor]:
-        """The target's distributions (P, Vd) over the draft vocabulary, and its choices (P,) there, or -1."""
+        """Return the target's distributions (P, Vd) over the draft vocabulary, and its likeliest tokens (P,) as indices
+        of this vocabulary; -1 for tokens outside of it."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.drafted, cast(Eagle3, self.network)
         tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))
@@ -169,8 +175,8 @@ class Eagle3Module(DraftModule):
 
 
 def frequent_tokens(answers: Iterable[Sequence[int]], size: int) -> Tensor:
-    """The `size` most frequent tokens of the answers, ascending (size,) int64. Where the answers have fewer, the lowest
-    other ids are added; of equally frequent tokens the lower one is taken."""
+    """Return the `size` most frequent tokens of the answers, as ascending ids (size,) int64. Of equally frequent tokens
+    the lower ids are taken. If the answers have fewer tokens, the lowest other ids are added."""
     counts = Counter[int]()
     for answer in answers:
         counts.update(answer)

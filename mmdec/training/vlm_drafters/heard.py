@@ -1,4 +1,4 @@
-"""Batches for training drafters of language models that hear: recordings, with the target's own transcripts."""
+"""Batches for training drafters of audio language models: recordings, with the target's own transcripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Listening:
         self.heard, self.tokenizer = heard, heard.tokenizer
 
     def __call__(self, sample: Sample) -> Inputs:
-        """The inputs of one recording, a batch of one. Raises InputError for one that the processor would cut."""
+        """The inputs of one recording, as a batch of one. Raises InputError if the recording is too long for the
+        processor."""
         assert sample.sound is not None
         return self.heard.inputs([self.heard.check(sample.sound.samples())])
 
@@ -31,9 +32,9 @@ class Listening:
 class HeardData(DraftData):
     """A data module: recordings that the target transcribes. The corpus's own texts are not trained on.
 
-    base: the target's folder or hub id, a language model that hears. corpus: a folder in LibriSpeech's layout, or a
+    base: folder or hub id of the target, an audio language model. corpus: a folder in LibriSpeech's layout, or a
         manifest, see `read_utterances`. options: fields of `DraftDataOptions`; `frames`, `history`, `images` and `ramp`
-        mean nothing here.
+        have no effect here.
     """
 
     @cached_property

@@ -1,11 +1,11 @@
 """Training of a drafter that continues its target's features: what all drafter systems share.
 
-The target is frozen: no gradient passes through it, and no strategy saves or moves it. During training, one target pass
-over prompt and answer gives the targets for all steps of the unroll. Features of samples that are used again can be
-stored on disk. Only answer tokens count in the loss.
+The target is frozen: no gradient passes through it, and Lightning neither saves nor moves it. One target pass over
+prompt and answer gives what all unrolled drafting steps learn. Features of samples that are used again can be stored on
+disk. Only answer tokens count in the loss.
 
-Simulated decoding only needs the drafter's rank of each true next token, for every root. While a draft is accepted it
-equals the text, so features computed along the text are those of real decoding.
+Validation simulates decoding. For this it needs only the rank that the drafter gives to each true next token, from
+every root. An accepted draft equals the text, so features computed along the text are those of real decoding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mmdec.types import InputError, Needs
 CELLS = 1 << 26  # the most logits in memory at a time, of the drafter or of the target
 TOP = 10  # tokens that ListMLE ranks
 T = TypeVar("T")
-HEAD = "lm_head.weight"  # of a network with an LM head of its own, which Muon is not for
+HEAD = "lm_head.weight"  # the LM head of networks that have their own: AdamW trains it, not Muon
 
 
 @dataclass(frozen=True)
@@ -69,25 +69,25 @@ class Weights:
 
 
 def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """SmoothL1 of features (P, H) each, mean over channels -> (P,)."""
+    """Return the SmoothL1 loss (P,) between features (P, H), the mean over channels."""
     return smooth_l1_loss(predicted, expected, reduction="none").mean(-1)
 
 
 def token_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Cross-entropy of logits (P, V) with the distribution of the target's logits (P, V) -> (P,)."""
+    """Return the cross-entropy (P,) of the drafter's logits (P, V) with the distribution of the target's (P, V)."""
     return -(expected.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
 
 
 def distribution_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """L1 distance of the two distributions, from logits (P, V) each -> (P,)."""
+    """Return the L1 distance (P,) between the distributions of two tensors of logits (P, V)."""
     return (predicted.softmax(-1) - expected.softmax(-1)).abs().sum(-1)
 
 
 def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """ListMLE (Xia et al. 2008) of logits (P, V) each -> (P,).
+    """Return the ListMLE loss (P,) (Xia et al. 2008) of logits (P, V).
 
-    It is minus the log-probability, under the Plackett-Luce model with the drafter's scores, of the target's order of
-    its best tokens.
+    The target orders its best tokens. The loss is minus the log-probability of this order under the Plackett-Luce model
+    with the drafter's scores.
     """
     order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
     scores = predicted.gather(-1, order)
@@ -103,8 +103,8 @@ PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
-    """Call `function` on tensors (P, ...), at most `width` rows at a time; of several pieces, what they compute is
-    computed again for the gradient."""
+    """Call `function` on tensors (P, ...), at most `width` rows at a time. Returns the result of each call. With more
+    than one call, activations are not stored but computed again in the backward pass."""
     if len(rows[0]) <= width:
         return [function(*rows)]
     pieces = zip(*(part.split(width) for part in rows), strict=True)
@@ -115,10 +115,9 @@ def losses(
     predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
     """Compare features (P, H) of drafter and target. Returns the weighted sum as "loss", its parts, and "right": the
-    share of positions where both choose the same token.
+    share of positions where both find the same token likeliest.
 
-    logits: (P, H) -> (P, V). For large vocabularies, positions are processed in chunks, and their logits are computed
-        again for the gradient.
+    logits: applies the LM head, (P, H) -> (P, V). cells: the most logits in memory at a time, see `in_pieces`.
     """
     parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
 
@@ -140,20 +139,20 @@ def losses(
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Options that a recipe sets.
+    """Options of `DraftModule` that a recipe sets.
 
     network: changes to the network's configuration; by default the network is like one layer of the target.
     start: folder of a saved network to begin from.
-    half_teacher: the target's matrix products in bfloat16, whatever its weights' dtype.
+    half_teacher: compute the target's matrix products in bfloat16, whatever dtype its weights have.
     unroll: number of unrolled drafting steps: the first reads the target's features, the others the network's own.
     unroll_from: before this training step, `unroll` is 1, which is faster.
-    unroll_decay: loss weight of an unroll step relative to the one before. through: let gradients flow through the
+    unroll_decay: loss weight of a drafting step relative to the step before. through: let gradients flow through the
         steps.
     noise: random noise of up to noise * 512 / length is added to the features.
-    tokens, features, distribution, ranks: loss weights, see `Weights`; null: the system's own.
+    tokens, features, distribution, ranks: loss weights, see `Weights`; null: those of the drafter system.
     keep_features: store features on disk, 2 H bytes a token, so that samples that are used again need no target pass.
-    chain, tree_nodes: sizes of the simulated drafts whose tokens per round are logged.
-    decoded: number of questions that are really decoded, with trees of `tree_nodes` nodes.
+    chain, tree_nodes: sizes of the drafts that validation simulates to log tokens per round.
+    decoded: number of questions that validation also decodes for real, with trees of `tree_nodes` nodes.
     """
 
     network: dict[str, Any] = field(default_factory=dict)
@@ -213,13 +212,14 @@ def rank_texts(
     texts: Sequence[Reading],
     drafted: Tensor | None = None,
 ) -> list[Tensor]:
-    """Ranks of the true tokens, for simulated decoding.
+    """Rank the true tokens among the drafter's tokens, for simulated decoding. Rank 0 is the likeliest token.
 
-    steps: step d has the features (B, N - d, H) of columns d ... N - 1, without noise. logits: features -> (..., V).
-    drafted: (V,) the place of each token among the logits, -1 for one that cannot be drafted; None: its own id.
+    steps: step d has the features (B, N - d, H) of columns d ... N - 1, without noise. logits: applies the LM head,
+        features (..., H) -> (..., V). drafted: (V,) the index of each token among the logits, -1 if it cannot be
+        drafted; None: the index is the token's id.
 
-    Returns: for each text of A tokens a tensor (A - 1, depth) int64 on the CPU. Row r, where token r is the root, has
-        at depth d the rank of token r + 1 + d, at most WIDTH; beyond the text's end it has WIDTH.
+    Returns: for each text of A tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of token r + 1
+        + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
     """
     lengths = columns.mask.sum(1).tolist()
     rows, width = columns.mask.shape
@@ -242,17 +242,17 @@ def rank_texts(
 
 
 class DraftModule(LightningModule):
-    """Abstract base of all drafter training modules; a subclass sets its name and what is special. The target is the
-    data's `base`.
+    """Abstract base of the training modules of all drafters. A subclass sets `system` and changes the loss or the
+    drafting steps. The target is the data module's `base`.
 
-    The network with the most tokens per round (as a chain) is saved in `drafter/` of the trainer's root, where
+    The network with the most tokens per round in simulated chains is saved in `drafter/` of the trainer's root, where
     `mmdec.load_drafter` can read it. units: ignored; the command line passes it to every model. options: fields of
     `DraftOptions`.
     """
 
     system: ClassVar[str]
     weights: ClassVar[Weights] = Weights()
-    words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # for progress
+    words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # scores in the log
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class DraftModule(LightningModule):
         settings = self.options
         self.rate = Schedule(settings.schedule, settings.warmup, settings.decay_from, settings.decay_steps)
         self.best = 0.0  # tokens per round of the saved network
-        self.ranks: list[Tensor] = []  # of this validation's texts
+        self.ranks: list[Tensor] = []  # of this validation's texts, see `rank_texts`
         self.sums: dict[str, float] = {}
 
     @property
@@ -288,7 +288,7 @@ class DraftModule(LightningModule):
             data.stored = self.store
 
     def needed(self, config: DraftConfig) -> Needs:
-        """What training needs of the target's pass: the features that the network reads, and those that its loss
+        """What training needs from the target's pass: the features that the network reads, and those that the loss
         compares with."""
         return Needs(layers=config.layers, embeds=config.projected)
 
@@ -318,27 +318,29 @@ class DraftModule(LightningModule):
         return [reading.to(self.device) for reading in readings]
 
     def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-        """The network's inputs for a batch. Of the texts' features it reads the first; the loss may read more."""
+        """The network's inputs for a batch. The features of the network's layers come first in `texts`; features of
+        more layers may follow, for the loss."""
         config = self.network.config
         size = len(config.layers) * config.target_size
         return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
 
     def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
-        """The loss of a batch, and its parts."""
+        """Return the batch's "loss", and its parts for logging. noise: see `DraftOptions`."""
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """At each depth of a chain, how many tokens the drafter finds likelier than the true one: see `rank_texts`."""
+        """Count at each depth of a chain the tokens that the drafter finds likelier than the true one: `rank_texts`."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """The network's features for `count` depths: (B, N - s, H) at depth s; its column c predicts token s + c."""
+        """Draft from every column as a root. Returns for each of `count` depths s from 0 the network's features (B, N -
+        s, H), of which column c predicts the feature of token c + s."""
         return unrolled(self.network, columns, count, self.options.through)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """The loss of a batch, and its parts. Parts have their plain names for step 0; later steps add only
-        "right<step>"."""
+        """Return the batch's "loss", and its parts for logging. The names of the first drafting step's parts have no
+        number; later steps add only "right2", "right3", ..."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
@@ -366,7 +368,7 @@ class DraftModule(LightningModule):
         texts = self.read(batch)
         parts = self.loss(texts, self.options.noise)
         for name, value in parts.items():
-            loss = name == "loss"  # the other parts are this process's, which may lack some
+            loss = name == "loss"  # other parts are not averaged over processes: one process may lack some of them
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=loss, sync_dist=loss)
         return parts["loss"]
 
@@ -394,7 +396,7 @@ class DraftModule(LightningModule):
             self.keep(scores)
 
     def decode(self) -> float:
-        """Tokens per round of real decoding with trees, on some questions of the development split."""
+        """Decode `decoded` questions of the development split with trees. Returns the tokens per round."""
         data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
         model, depth = self.teacher.model, min(self.chain, self.options.tree_nodes)
         counts = torch.zeros(2, device=self.device)
@@ -474,13 +476,13 @@ class DraftModule(LightningModule):
 
 
 def step_weights(counted: Tensor, depth: int) -> Tensor:
-    """`token_weight` (depth,) of each unrolled step. counted: (B, N) bool, the columns that count; step s has those
-    from column s on, and none where only another process's answers are so long."""
+    """Return the factor (depth,) on each drafting step's mean loss, see `token_weight`. counted: (B, N) bool, the
+    columns that count. Step s counts columns from s on: none if only other processes have answers of this length."""
     return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
 
 
 def expected_states(texts: Sequence[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
-    """The target's LM head inputs (B, N, H) at the answers' tokens, padded on the right."""
+    """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right."""
     if -1 not in layers:
         raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")
     begin = layers.index(-1) * size

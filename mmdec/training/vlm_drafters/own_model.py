@@ -1,8 +1,8 @@
-"""`mmdec train drafter`: a drafter for a person's own model, from what there is to ask it.
+"""`mmdec train drafter`: trains a drafter for a user's own model, with questions or pictures of the user.
 
-The model answers the questions first, for a part of the time; then the drafter is trained until the time is over. The
-folder holds all of a run: `answers` and features, `checkpoints`, `recipe.yaml`, the log, and `drafter`. The same call
-goes on with it: questions that are answered are not asked again, and training continues from the last checkpoint.
+The model first answers the questions, for a part of the time. Then the drafter is trained until the time is over. The
+output folder holds all of a run: `answers` and features, `checkpoints`, `recipe.yaml`, the log, and `drafter`. The same
+command continues the run: only new questions are asked, and training continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from mmdec.training.vlm_drafters.data import DraftData
 from mmdec.training.vlm_drafters.module import DraftModule
 from mmdec.types import InputError
 
-NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # what a recipe calls the options of a run
+NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # option of a recipe -> option of the command, in errors
 ASKING = 0.3  # share of the time for the model's answers
 HELD_OUT = 0.1  # share of the questions that the drafter is measured on
-MOST_HELD_OUT, MOST_STEPS = 64, 100  # ... and the most steps between two measurements, fewer in a short run
-STEPS_A_MINUTE = 4
-MOST_KEPT = 4e9  # bytes of stored features, above which the model reads its answers anew in each step
-ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048  # vocabulary that is drafted whole; of a smaller model; its channels
+MOST_HELD_OUT, MOST_STEPS = 64, 100  # the most such questions; the most steps between two measurements
+STEPS_A_MINUTE = 4  # the most steps between two measurements for each minute of the run
+MOST_KEPT = 4e9  # the most bytes of stored features; if there are more, the model computes them again in each step
+# EAGLE-3 drafts vocabularies up to ALL_TOKENS whole; of larger ones it drafts MANY_TOKENS, or 32,000 if the model has
+# at least LARGE channels
+ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048
 
 
 @dataclass(frozen=True)
 class DrafterRun:
-    """What `mmdec train drafter` was asked for.
+    """Options of `mmdec train drafter`.
 
     model: a shipped name, a folder or a hub id. data: a file of questions, see `read_chats`, or a folder of pictures.
-    output: the run's folder. minutes: time limit, answers included. images: folder of the file's pictures; None: beside
-    it. prompt: what is asked about each picture of a folder. questions: the most that are asked. max_tokens: of an
-    answer.
+    output: the run's folder. minutes: time limit, answers included. images: folder of the pictures that the file names;
+    None: beside the file. prompt: the question about each picture of a folder. questions: the most questions that the
+    model answers. max_tokens: the most tokens of an answer.
     """
 
     model: str
@@ -71,19 +73,19 @@ class DrafterRun:
 
 
 def modules() -> dict[str, str]:
-    """The class of each system's training, as recipes name it."""
+    """Map each drafter system to the path of its training class, as recipes name it."""
     return {kind.system: f"{kind.__module__}.{kind.__name__}" for kind in DraftModule.__subclasses__()}
 
 
 def train_drafter(
     run: DrafterRun, shown: Callable[[int, int], None], told: Callable[[str], None], begun: float | None = None
 ) -> dict[str, Any]:
-    """Train a drafter, or go on with its training.
+    """Train a drafter, or continue its training.
 
-    shown: is told how many of how many questions the model has answered. told: gets lines of progress. begun: the time
-        from which the minutes count, in seconds since 1970; None: now.
-    Returns: the drafter's folder, and its step and scores on held-out answers.
-    Raises: InputError if the model or the data cannot be used, or belong to another run than the folder.
+    shown: is called with the number of answered questions and the number of all. told: is called with lines of
+        progress. begun: the time from which the minutes count, in seconds since 1970; None: now.
+    Returns: the drafter's folder, its training step, and its scores on held-out answers.
+    Raises: InputError if the model or the data cannot be used, or differ from those of the run in `output`.
     """
     begun = time.time() if begun is None else begun
     try:
@@ -113,7 +115,7 @@ def _trained(
 
 
 def data_options(run: DrafterRun) -> Recipe:
-    """The options of `DraftData` for a run."""
+    """Return the options of `DraftData` for a run. Write the list of questions about a folder of pictures."""
     base = str(find(run.model, None)) if run.model in names(None) or Path(run.model).is_dir() else run.model
     listed, images = run.data, run.images
     if listed.is_dir():
@@ -136,7 +138,7 @@ def data_options(run: DrafterRun) -> Recipe:
 
 
 def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) -> DraftData:
-    """The questions, as many of them answered as the time allows; some are held out."""
+    """Let the model answer questions until the time `until`. Returns the answered questions, some of them held out."""
     options = data_options(run)
     data = DraftData(**options)
     count = len(data.samples["train"]) + 1
@@ -147,7 +149,7 @@ def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) 
 
 
 def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
-    """The run as a recipe of `python -m mmdec.training`. at: when it ends, in seconds since 1970."""
+    """Write the run as a recipe of `python -m mmdec.training`. at: the run's end, in seconds since 1970."""
     config = data.teacher.config
     size, vocabulary = config.hidden_size, config.vocab_size
     batch = 8 if size <= 1024 else 2
@@ -219,7 +221,7 @@ def _trainer(folder: Path) -> Recipe:
 
 
 def _features(data: DraftData) -> float:
-    """Bytes of the features of all answers, four layers of them, estimated from a few prompts."""
+    """Estimate, from the lengths of a few prompts, how many bytes the features of all samples take, in four layers."""
     rows = [*data.parts["train"], *data.parts["dev"]]
     tried = rows[:: max(1, len(rows) // 4)]
     prompts = sum(data.prompting(one)["input_ids"].shape[1] for one in tried) / len(tried)

@@ -23,7 +23,7 @@ from mmdec.types import InputError, told
 
 
 def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
-    """The data of a recipe, with some options changed."""
+    """Make a recipe's data module. changes: options in place of the recipe's."""
     options = {**recipe["data"]["init_args"], **changes}
     if options.get("ramp") is not None:
         options["ramp"] = Ramp(**options["ramp"])
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def draft_module(path: str, **options: Any) -> DraftModule:
-    """The module that a recipe names, "package.module.Class", with its options."""
+    """Make the training module of class `path`, "package.module.Class", with these options."""
     return _named(path)(**options)
 
 

@@ -27,8 +27,8 @@ Inputs = dict[str, Tensor]
 
 
 class Prompting:
-    """Makes the target's inputs for a question as `mmdec.describe` does, with its processor (or a language model's
-    tokenizer)."""
+    """Makes the target's inputs for a question as `mmdec.describe` does, with the target's processor, or with its
+    tokenizer if it is a language model."""
 
     def __init__(self, base: str | Path) -> None:
         self.processor: Any = AutoProcessor.from_pretrained(base)
@@ -36,7 +36,7 @@ class Prompting:
         self.films = getattr(self.processor, "video_token", None) is not None
 
     def __call__(self, sample: Sample) -> Inputs:
-        """The inputs of one sample, a batch of one. Video frames enter as a video if the processor supports videos,
+        """The inputs of one sample, as a batch of one. Video frames enter as a video if the processor supports videos,
         else as pictures."""
         if self.tokenizer is self.processor:  # a language model has no processor, only a tokenizer, and no pictures
             return self._text(sample)
@@ -86,7 +86,8 @@ def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _of_text(name: str, inputs: Inputs) -> bool:
-    """Whether an input has a number for each token. The mask of a sound may be as long as its text by chance."""
+    """Whether an input has one number for each text token. A sound's mask may have this shape by chance, so inputs with
+    "feature" in their name do not count."""
     return inputs[name].shape == inputs["input_ids"].shape and "feature" not in name
 
 
@@ -94,7 +95,7 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     """Join batches of one into one batch, padded on the left (for generation) or on the right.
 
     Tensors as long as the text are padded like the text. Other tensors belong to pictures or sounds and are
-    concatenated; where these have other sizes (LLaVA-NeXT's tiles, a sound's frames), they end in zeros.
+    concatenated; if their sizes differ (LLaVA-NeXT's tiles, a sound's frames), the smaller ones are padded with zeros.
     """
     width = max(row["input_ids"].shape[1] for row in rows)
     joined: Inputs = {}
@@ -124,7 +125,7 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
 FORMAT = 1  # version of the samples' names; a change makes stored answers invalid
 LONG = 20  # number of words from which the corpus's own answer counts as long
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-SUBSET = 4  # purpose of the random stream that chooses questions
+SUBSET = 4  # part of the seed of the generator that chooses questions
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ class Sample:
     words: int = 0
     history: tuple[tuple[str, str], ...] = ()  # (role, text) of what was said before
     place: str = field(default="", compare=False)  # file and row where the question is listed
-    sound: Utterance | None = field(default=None, compare=False)  # what the target hears; the question is its text
+    sound: Utterance | None = field(default=None, compare=False)  # the recording; `question` is then its transcript
 
     @property
     def visual(self) -> bool:
-        """Whether there are columns that are no text."""
+        """Whether the prompt has pictures, a video or a sound."""
         return bool(self.images or self.video or self.sound)
 
     def without_pictures(self) -> Sample:
@@ -152,8 +153,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which questions to take: `count` in a random order, a share of `long_share` with long answers. One long and one
-    short question of each conversation come first. count: None: all questions, in their order."""
+    """Which questions to take. count: number of questions, in a random order; None: all, in the corpus's order.
+    long_share: share of these with long answers; None: any answers. One question with a long and one with a short
+    answer of each conversation come first."""
 
     count: int | None = None
     long_share: float | None = None
@@ -162,9 +164,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Questions:
-    """How a list's rows become questions. frames: number of pictures taken from a video, a folder of pictures.
-    history: the most earlier turns that a question without pictures keeps. images: folder of the pictures; None: beside
-    the list."""
+    """How the rows of a corpus's list become questions. frames: number of frames taken from a video. history: the most
+    earlier turns that a question without pictures keeps. images: folder of the pictures; None: beside the list."""
 
     frames: int = 8
     history: int = 2
@@ -186,7 +187,7 @@ def read_samples(
 
     Each picture is read once as a check. Questions about unreadable pictures are left out; their names and number are
     logged.
-    Raises InputError for a bad row, naming it, and where too many are left out.
+    Raises InputError for a bad row, naming the row, and if too many questions are left out.
     """
     files = [corpus] if corpus.is_file() else [corpus / f"{split}{suffix}" for suffix in SUFFIXES]
     listed = next((file for file in files if file.is_file()), None)
@@ -206,7 +207,7 @@ def read_samples(
 
 
 def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of: str) -> list[Sample]:
-    """The questions whose pictures can all be read."""
+    """Return the questions whose pictures can all be read. of: the questions' name in messages."""
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
     found = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
     whole, bad = [], BadRows()
@@ -224,7 +225,8 @@ def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of:
 
 
 def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: int, lap: int) -> Iterator[Sample]:
-    """Shuffled questions. Lap 0 gives one long and one short question of each conversation, lap 1 the rest."""
+    """Yield questions in a random order. Lap 0 gives of each conversation one question with a long answer and one with
+    a short answer; lap 1 gives the rest."""
     for number, row in enumerate(rows):
         questions = list(_questions(row, root, reading))
         kinds: set[bool] = set()
@@ -236,8 +238,8 @@ def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: 
 
 
 def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
-    """Take the first questions of each kind (long, short) as the choice says. If one kind has too few, the other fills
-    the rest."""
+    """Take the first questions with long answers and the first with short answers, in the numbers that the choice asks
+    for. If one kind has too few, the other fills the rest."""
     count, share = choice.count, choice.long_share
     if count is None or share is None:
         return list(questions if count is None else islice(questions, count))
@@ -252,7 +254,8 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
 
 
 def _questions(conversation: Conversation, root: Names, reading: Questions) -> Iterator[Sample]:
-    """Each question. Those about pictures are asked alone; others come after the turns before them."""
+    """Yield the questions of a conversation. A question about pictures is asked alone, another one after the turns
+    before it."""
     video = _frames(conversation, root, reading.frames)
     system = conversation.notes.get(SYSTEM)
     begun = () if system is None else ((SYSTEM, str(system)),)

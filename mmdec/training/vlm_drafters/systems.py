@@ -1,4 +1,4 @@
-"""The drafter systems: what each adds to `DraftModule`, that is its published loss and its own unroll steps."""
+"""The training modules of the drafter systems: each adds its published loss and drafting steps to `DraftModule`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mmdec.types import InputError
 class EagleModule(DraftModule):
     """EAGLE (Li et al. 2024, arXiv 2401.15077; EAGLE-2's tree needs no other training): SmoothL1 + 0.1 cross-entropy.
 
-    As published with `unroll` 1 and `noise` 0.1.
+    The paper's settings are `unroll` 1 and `noise` 0.1.
     """
 
     system: ClassVar[str] = "eagle"
@@ -33,10 +33,9 @@ class EagleModule(DraftModule):
 class MsdModule(DraftModule):
     """MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss; visual tokens enter unchanged; training has two stages.
 
-    The stages are the data's `ramp`: text alone in the first half of the epochs, then more and more pictures. The
-    paper's text is ShareGPT's. If a corpus has no conversations without pictures, its questions and answers are used
-    again without their pictures. As published with `unroll` 1, `noise` 0.1 and a `ramp` of as many epochs as the run
-    has.
+    The stages are the data module's `ramp`: text alone in the first half of the epochs, then more and more pictures.
+    The paper's text is ShareGPT's. If a corpus has no conversations without pictures, its questions and answers are
+    also used without their pictures. The paper's settings are `unroll` 1, `noise` 0.1 and a `ramp` over all epochs.
     """
 
     system: ClassVar[str] = "msd"
@@ -45,10 +44,10 @@ class MsdModule(DraftModule):
 
 @final
 class SpecVlmModule(DraftModule):
-    """SpecVLM (arXiv 2509.11815): 1.0 SmoothL1 + 0.1 cross-entropy, online, through the compressor that the gate draws.
+    """SpecVLM (arXiv 2509.11815): 1.0 SmoothL1 + 0.1 cross-entropy. A gate chooses how each image is compressed.
 
-    The paper gives the gate no loss and no budget: only the drafting loss trains it. cost: our addition, the weight of
-    the expected share of visual tokens that the gate keeps; 0 is as in the paper.
+    In the paper only the drafting loss trains the gate. cost: our addition, the weight of a loss on the share of visual
+    tokens that the gate is expected to keep; 0 is as in the paper.
     """
 
     system: ClassVar[str] = "specvlm"
@@ -94,11 +93,11 @@ class ViSpecModule(DraftModule):
 
 @final
 class FlashModule(DraftModule):
-    """FLASH (arXiv 2505.12728): k slots a pass, each trained on its own token's feature: sum SmoothL1 + 0.1 sum CE.
+    """FLASH (arXiv 2505.12728): a pass drafts k tokens, one in each slot. Loss, summed over slots: SmoothL1 + 0.1 CE.
 
-    Refiners read the text's tokens; with scheduled sampling, some are replaced by tokens that the slots predict.
-    sampled: the final share of replaced tokens. sampled_from: number of epochs without sampling. sampled_over: number
-    of epochs until the share is reached.
+    A slot's refiner reads the tokens before the slot's own: those of the text or, for a share of them (scheduled
+    sampling), those that the slots predict. sampled: the final share. sampled_from: number of epochs without sampling.
+    sampled_over: number of epochs in which the share then rises.
     """
 
     system: ClassVar[str] = "flash"
@@ -129,12 +128,12 @@ class FlashModule(DraftModule):
         return min(self.options.chain, self.depth)
 
     def share(self, epoch: int) -> float:
-        """The share of the refiners' input tokens that are replaced by the slots' own predictions, in an epoch (from
-        0)."""
+        """The share of the refiners' input tokens that are the slots' own predictions, in an epoch (from 0)."""
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """For each slot s, its features (B, N - s, H), for the columns whose token s is within the answer."""
+        """Draft from every column as a root. Returns for each slot s its features (B, N - s, H): columns that draft a
+        token beyond the answers' end are left out."""
         network = cast(FlashNetwork, self.network)
         slots = raw_slots(network, columns)
         embeds = text_embeds(columns, network.slots)
@@ -156,8 +155,8 @@ class FlashModule(DraftModule):
 
 
 def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
-    """The slots' states (B, N, k, H) before the refiners. Slot i of a column attends to the prompt, slot 0 of earlier
-    columns, and slots 0 ... i of its own."""
+    """Compute the slots' states (B, N, k, H) before the refiners. Slot i of a column attends to the prompt, to slot 0
+    of earlier columns, and to slots 0 ... i of the same column."""
     states = network.fuse(columns.embeds, columns.features)
     rows, length, count = *states.shape[:2], network.slots
     spread = network.slot_states(states).flatten(1, 2)
@@ -176,7 +175,8 @@ def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
 
 
 def text_embeds(columns: Columns, slots: int) -> Tensor:
-    """Embeddings (B, N, k - 1, H): column c has those of answer tokens c + 1 ... c + k - 1, zero beyond the end."""
+    """Return for each column c the embeddings of answer tokens c + 1 ... c + k - 1, (B, N, k - 1, H); zero beyond the
+    answer's end."""
     padded = pad(columns.embeds, (0, 0, 0, slots))
     length, device = columns.embeds.shape[1], padded.device
     positions = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)

@@ -1,6 +1,6 @@
 """The frozen target as teacher: its features, its first layer's inputs, and its greedy answers.
 
-For samples that are used again, the features, and the inputs at visual tokens, can be stored on disk.
+Features, and inputs at visual tokens, can be stored on disk for samples that are used again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from mmdec.types import InputError, Needs
 
 @dataclass(frozen=True)
 class Reading:
-    """The target's features of one text: the P columns of the prompt, and the answer's without its last token; L in
-    all."""
+    """The target's features of one text of L columns: the P tokens of the prompt, then the answer's tokens without the
+    last."""
 
     prompt: int  # P
     answer: list[int]  # L - P + 1 tokens
@@ -44,7 +44,7 @@ class Reading:
     positions: Tensor | None = None  # (3, L) int64, of a target whose positions have three axes
 
     def to(self, device: torch.device) -> Reading:
-        """The same on another device, in float32."""
+        """The same reading on another device, in float32."""
         return Reading(
             self.prompt,
             self.answer,
@@ -56,7 +56,7 @@ class Reading:
 
 
 class Teacher:
-    """A target with unchanged weights. It holds no state of a run: several may use it."""
+    """Computes features and answers with a frozen target. It holds no state of a run: several runs may share it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.requires_grad_(False).eval()
@@ -91,17 +91,17 @@ class Teacher:
         return output.weight, getattr(output, "bias", None)
 
     def logits(self, features: Tensor) -> Tensor:
-        """LM head logits: features (..., H) -> (..., V), float32."""
+        """Apply the LM head. features: (..., H). Returns: logits (..., V), float32."""
         weight, bias = self.head
         return linear(features.to(weight.dtype), weight, bias).float()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings of text tokens (...) -> (..., H)."""
+        """Return the embeddings (..., H) of text tokens (...)."""
         table: Any = self.model.get_input_embeddings()
         return table(tokens)
 
     def visual(self, ids: Tensor) -> Tensor:
-        """Whether token ids (...) are visual tokens."""
+        """Return (...) bool: which token ids (...) stand for pictures, videos or sounds."""
         return torch.isin(ids, torch.tensor(self.marks, device=ids.device, dtype=ids.dtype))
 
     @torch.no_grad()
@@ -110,10 +110,10 @@ class Teacher:
     ) -> list[Reading]:
         """Compute the features of a batch of texts in one pass; each prompt is a batch of one.
 
-        The target's own reader does it, so a network is trained on what it reads while decoding.
+        The same code of the target is used in decoding, so a network is trained on what it reads there.
 
         needs: the layers whose features are read, and whether visual tokens have their projected embeddings. half:
-            matrix products in bfloat16, if the device is fast in it.
+            compute matrix products in bfloat16, if the device is fast in it.
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
         batch = self.to_device(join(rows, self.pad, left=True))
@@ -136,7 +136,7 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
-        """Greedy answers of at most `limit` tokens, with the end token if it was reached."""
+        """Answer greedily, with at most `limit` tokens. A complete answer includes its end token."""
         batch = self.to_device(join(prompts, self.pad, left=True))
         generated: Any = self.model.generate(  # type: ignore[operator] # pyright does not bind its protocol
             **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
@@ -156,7 +156,7 @@ class Teacher:
 
 
 def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """A vision-language or language model of transformers, from a folder or the hub's cache."""
+    """Load a vision-language or language model of transformers, from a folder or the hub's cache."""
     try:
         config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
@@ -179,11 +179,11 @@ class ReadingStore:
         self.teacher, self.needs, self.half = teacher, needs, half
         self.locks = ExitStack()
         number = writer_number(folder, rank, self.locks)
-        # its `tokens` are the text's
         self.features = StateStore(folder / "features", len(needs.layers) * size, number)
-        # its `tokens` are the visual columns
+        # stores the indices of visual columns in place of tokens
         self.visual = StateStore(folder / "visual", size, number) if needs.embeds else None
-        self.positions = TokenStore(folder / "positions", number)  # of targets with three axes, one after the other
+        # of targets whose positions have three axes: the numbers of the first axis, the second, the third
+        self.positions = TokenStore(folder / "positions", number)
 
     def __contains__(self, name: object) -> bool:
         return name in self.features and (self.visual is None or name in self.visual)
@@ -228,8 +228,8 @@ class ReadingStore:
     def read(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
     ) -> list[Reading]:
-        """The features of a batch, on the CPU. Missing ones are computed and stored. prompts: None if all are
-        stored."""
+        """Return the features of a batch, on the CPU. Features that are not stored are computed and stored. prompts:
+        the target's inputs; None if all features are stored."""
         if prompts is not None:
             readings = self.teacher.read(prompts, answers, self.needs, self.half)
             fresh = {}
@@ -247,9 +247,8 @@ class ReadingStore:
 
 
 def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
-    """Reserve a number for the files that this run writes in a folder: `rank`, or the first that no other run uses.
-
-    It is reserved as long as `locks` is open, or the process lives.
+    """Reserve a number for the files that this run writes in a folder: `rank`, or `rank` plus a multiple of WRITERS if
+    other runs use it. It stays reserved until `locks` is closed or the process ends.
     """
     for attempt in range(WRITERS):
         number = rank + WRITERS * attempt

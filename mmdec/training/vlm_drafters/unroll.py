@@ -1,12 +1,12 @@
-"""A batch of texts as drafting processes them: the prompts once, then the answers' columns step by step.
+"""Unrolls drafting over a batch of texts: the prompts are read once, then the answers' columns in several steps.
 
-Column c of an answer reads its token c together with the target's feature of the token before, and predicts the feature
-of token c, from which the LM head predicts token c + 1. Column 0 is the root after the prompt. Step 0 reads the
-target's features. At step s, column c reads the network's own feature, which step s - 1 computed at column c - 1. It
-attends to what the cache of a draft with its root at column c - s holds: the target's columns up to the root, and one
-column of each step in between (HASS, Zhang et al. 2025; EAGLE-3's training-time test, Li et al. 2025, section 3.2). By
-roots these are the causal prefix of step 0, and in each later step the root's own column: a diagonal, for which
-`diagonal_attention` needs no mask.
+Column c of an answer reads token c and the target's feature of the token before. It predicts the feature of token c,
+from which the LM head predicts token c + 1. Column 0 is the root right after the prompt. Step 0 reads the target's
+features. Step s reads at column c the network's own feature, which step s - 1 computed at column c - 1. In decoding,
+this is a draft with its root at column c - s, and column c attends to what the draft's cache holds: the target's
+columns up to the root, and one column of each step in between (HASS, Zhang et al. 2025; EAGLE-3's training-time test,
+Li et al. 2025, section 3.2). So each root attends to the columns up to itself in step 0, and to one column in each
+later step: a diagonal, for which `diagonal_attention` needs no mask.
 
 B texts, M states of the longest prompt, N columns of the longest answer, H hidden size, k layers whose features are
 read.
@@ -31,13 +31,13 @@ from mmdec.training.vlm_drafters.teacher import Reading
 class Columns:
     """The network's inputs for a batch, padded on the right. prompt_mask (B, M) and mask (B, N): False at padding."""
 
-    states: Tensor  # (B, M, H) of the prompts, as the layer's inputs
+    states: Tensor  # (B, M, H) the layer's inputs at the prompts
     prompt_positions: Tensor  # (B, M), or (3, B, M) where the network follows three axes
     prompt_mask: Tensor
     carry: Tensor | None  # (B, 1, H), see `Prompted`
     embeds: Tensor  # (B, N, H) of the answers' tokens
     features: Tensor  # (B, N, k * H) of the tokens before them
-    positions: Tensor  # (B, N), or (3, B, N)
+    positions: Tensor  # (B, N), or (3, B, N), of the answers' tokens
     mask: Tensor
 
 
@@ -68,7 +68,7 @@ def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float =
 
 
 def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tuple[Tensor, Tensor]:
-    """Positions (axes, M) and (axes, N) of a text's columns, as the drafter gives them while decoding."""
+    """Return the positions of a prompt's columns (axes, M) and of its answer's (axes, N), as in decoding."""
     count, device = len(text.answer) - 1, text.embeds.device
     if text.positions is None or not network.config.follows:
         start = text.prompt - 1 if prompted.end is None else prompted.end
@@ -80,9 +80,10 @@ def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tupl
 
 
 def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool = True) -> list[Tensor]:
-    """For each step s, the hidden states (B, N - s, H) of columns s ... N - 1; fewer steps if no column is left.
+    """Run `steps` drafting steps from all answer columns at once, or fewer if no column is left.
 
-    through: let gradients flow from a step into those before it.
+    through: let gradients flow from a step into earlier steps.
+    Returns: for each step s, the hidden states (B, N - s, H) of columns s ... N - 1.
     """
     length, features, outputs = columns.embeds.shape[1], columns.features, list[Tensor]()
     context = prompt_keys(network, columns)
@@ -108,7 +109,7 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
 
 
 def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
-    """Keys and values (B, h, M, d) of the prompts' columns in each layer."""
+    """Compute the keys and values (B, h, M, d) of the prompts' columns in each layer."""
     states, pairs = columns.states, list[Pair]()
     for index in range(network.depth):
         queries, keys, values = network.project(states, columns.prompt_positions, index=index)
@@ -119,12 +120,12 @@ def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
 
 
 def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask: Tensor) -> Tensor:
-    """Attention of the newest drafted token behind each root: to the target's columns up to the root, and to the tokens
-    drafted before it, one a step.
+    """Compute the attention of the newest drafted token of each root: to the target's columns up to the root, and to
+    the tokens drafted from this root, one in each step.
 
     queries: (B, heads, n, d) of roots 0 ... n - 1. context: keys and values (B, h, S, d) of the target's columns. own:
         keys and values (B, h, n or more, d) of each step; column r belongs to root r, and only root r attends to it.
-    mask: additive (B, 1, n, S), which of the target's columns each root sees.
+    mask: additive (B, 1, n, S), the target's columns that each root sees.
     Returns: (B, heads, n, d).
     """
     keys, values = context
@@ -141,15 +142,15 @@ def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask
 
 
 def causal(prompt_mask: Tensor, length: int) -> Tensor:
-    """(B, N, M + N) bool: which of the target's M columns of the prompt and N of the answer each of the N roots sees:
-    those up to itself."""
+    """Return a mask (B, N, M + N) bool: each of the N roots sees the prompt's M columns and, of the answer's N columns,
+    those up to the root."""
     rows, device = len(prompt_mask), prompt_mask.device
     own = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, n, S) bool -> (B, 1, n, S): 0 where visible, else minus infinity."""
+    """Make a mask to add to attention scores. visible: (B, n, S) bool. Returns (B, 1, n, S): 0, or minus infinity."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -math.inf)[:, None]
 
 
@@ -162,11 +163,11 @@ def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _stacked(positions: Sequence[Tensor]) -> Tensor:
-    """Pad positions (axes, n) of each text -> (B, longest), or (axes, B, longest) for several axes."""
+    """Pad and stack the positions (axes, n) of texts: (B, longest), or (axes, B, longest) for several axes."""
     padded = pad_sequence([own.t() for own in positions], batch_first=True).permute(2, 0, 1)
     return padded if len(padded) > 1 else padded[0]
 
 
 def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Mask (B, longest) bool: True before each length's end."""
+    """Return a mask (B, longest) bool: True in the first `lengths` columns of each row."""
     return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
