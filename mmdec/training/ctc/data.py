@@ -23,7 +23,7 @@ from mmdec.types import InputError
 
 @dataclass
 class CtcBatch:
-    """B sounds, padded to S states, and their texts."""
+    """B sounds, padded to S encoder states, and the pieces of their transcripts."""
 
     states: Tensor  # (B, S, D)
     lengths: Tensor  # (B,)
@@ -56,8 +56,8 @@ class KeptStates(Dataset[CtcBatch]):
 
 @dataclass(frozen=True)
 class EpochBatches:
-    """Groups the recordings of a store into batches of all processes: at most `states` states for each, padding
-    included."""
+    """Groups the recordings of a store into batches that all processes share. A process's part of a batch has at most
+    `states` encoder states, padding included."""
 
     store: FrameStore
     states: int
@@ -97,7 +97,7 @@ class EpochBatches:
 
 
 class StoredBatches(LightningDataModule):
-    """Loaders of batches of stored states: what all data of a CTC head has in common once it is set up."""
+    """The loaders that the data modules of CTC heads share. A subclass's `setup` sets the fields."""
 
     store: FrameStore
     texts: dict[str, list[int]]  # pieces of the training sounds, by name

@@ -57,7 +57,7 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
     memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, memory=states[None]))
     scores = Scores(torch.zeros(1, 1, 1))
     done, rounds, drafted = 0, 0, 0
-    accepted = [text[0]]  # from the prompt's pass
+    accepted = [text[0]]  # the target's pass over the prompt gives this token
     while True:
         done += len(accepted)
         row = torch.tensor([accepted])
@@ -87,7 +87,8 @@ def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
 def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
     """The token ids of a Whisper that its CTC drafter needs.
 
-    name: the model's public name. languages: codes ("en") of those that the head was trained on; empty: any.
+    name: the model's public name. languages: codes, such as "en", of the languages that the head was trained on; empty:
+        any language.
     Raises: InputError for a language that the model does not know.
     """
     reader, known = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}

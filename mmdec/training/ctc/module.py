@@ -58,7 +58,7 @@ class CtcOptions:
 
 
 class CtcModule(LightningModule):
-    """L = -log P(pieces | states) of a row, divided by its number of pieces, mean over rows.
+    """Trains a CTC head with the loss -log P(pieces | states) / number of pieces, as a mean over rows.
 
     units: the pieces ordered by id, the blank first. options: fields of `CtcOptions`. All randomness of a step follows
         from (seed, epoch, step).
@@ -98,7 +98,7 @@ class CtcModule(LightningModule):
             states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
         if self.top is not None:  # these layers attend to all silence after a sound, the head only to a part of it
             states = self.top(states, lengths)
-            cut = lengths < self.most  # not for a full window: hardly any silence is left in it
+            cut = lengths < self.most  # a full window is not cut: it holds hardly any silence
             lengths = lengths - cut * round((MARGIN - TAIL) * STATES)
             states = states[:, : int(lengths.max())]
         if self.training:
@@ -115,7 +115,7 @@ class CtcModule(LightningModule):
         return ((steps >= begins) & (steps < begins + spans)).any(1)
 
     def loss(self, logits: Tensor, lengths: Tensor, batch: CtcBatch) -> Tensor:
-        """See `losses.ctc_loss`."""
+        """Compute the CTC loss of a batch."""
         return ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
 
     def training_step(self, batch: CtcBatch, batch_idx: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""Frozen speech encoders, and their states, computed once; also of recordings distorted as in rooms, noise or telephone
-calls."""
+"""Frozen speech encoders, and their states, which are computed once and stored. Recordings may be distorted first, as
+by rooms, noise or a telephone."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class SpeechEncoder(Protocol):
 
 @dataclass(frozen=True)
 class WhisperReader:
-    """A Whisper's encoder. `top`: number of last layers to leave out. If it is not 0, `read` keeps the states of all
-    padding silence, because the left-out layers attend to it."""
+    """A Whisper's encoder. `top`: number of last layers to leave out. If `top` is not 0, `read` keeps the states of all
+    padding silence, because the layers that are left out attend to them."""
 
     encoder: WhisperEncoder
     top: int = 0
@@ -122,12 +122,12 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
 
 
 BATCH = 16  # sounds encoded at once
-CHUNK = 512  # sounds sorted by length, then stored together
+CHUNK = 512  # sounds that are sorted by length together, then stored
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """Probabilities of each distortion: vocal tract length, room, noise, telephone. The gain always changes.
+    """The probability of each distortion: voice (vocal tract length), room, noise, telephone. The gain always changes.
 
     silence: at most this many seconds are added at each end. Recorded corpora have no such silence, real users do.
     """
@@ -166,8 +166,8 @@ def state_name(row: Utterance, view: int) -> str:
 
 
 def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
-    """The 16 kHz samples of one version of a recording. The distortion's random seed follows from its name and
-    `view`."""
+    """The 16 kHz samples of one version of a recording, see `state_name`. The distortion's random seed follows from the
+    recording's name and `view`."""
     sound = load_audio(row.path)
     if view == 0:
         return sound
@@ -198,7 +198,7 @@ def keep_states(
 
 
 def by_length(rows: Sequence[tuple[Utterance, int]], how: Distortion) -> Iterator[list[tuple[str, Tensor]]]:
-    """Names and sounds in batches of about equal length, so that there is little padding."""
+    """Yield batches of (name, sound). A batch has sounds of about equal length, so that there is little padding."""
     sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in rows]
     sounds.sort(key=lambda item: len(item[1]))
     for start in range(0, len(sounds), BATCH):

@@ -1,9 +1,9 @@
 """Training data of a CTC head that drafts for a Whisper: encoder states of windows, and Whisper's own transcripts.
 
 Recordings are read in windows of 30 s, as in decoding. The states of the sound and of some silence after it are stored.
-Transcripts are greedy, with timestamps. Where the recording's reference text is known, it serves as the draft, so that
-a transcript needs only a few passes instead of one for each token. With `agreement` the text that was read is taken
-where one pass of the decoder agrees with it, which costs a third to a half of that.
+Transcripts are greedy, with timestamps. The recording's reference text serves as the draft, so that a transcript needs
+only a few decoder passes instead of one for each token. With `agreement`, the reference text becomes the transcript if
+a single decoder pass agrees with it; this costs a third to a half of decoding with drafts.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from mmdec.training.medusa.data import ends, own_text
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-SILENCE = 3.0  # seconds: at most so much silence after the sound has its states stored
+SILENCE = 3.0  # seconds: states are stored of the sound and of at most this much silence after it
 LENGTHS = (2.0, 27.0)  # shortest and longest window, in seconds, that short recordings are joined into
 PAUSE = (0.2, 1.0)  # seconds between joined recordings, shortest and longest
-RECALL = 12  # number of tokens of a known text in which the current place is searched again
+RECALL = 12  # an accepted token is searched in this many next tokens of the known text
 AT_ONCE = 4  # windows decoded together
 NODES = 11  # tokens of a known text drafted in each round
 LIMIT = 220  # the most tokens of a transcript
-MARGIN = 5.0  # if a window's known text is used, the encoder reads this many seconds after the sound
+MARGIN = 5.0  # with `agreement`, the encoder reads this many seconds of silence after the sound
 
 
 @final
 class KnownText:
     """A drafter that drafts a known text, one for each row. The model may write numbers, names and punctuation
-    otherwise, so after each round the place in the text is searched again from the accepted tokens."""
+    differently, so after each round the drafter finds its place in the text again by the accepted tokens."""
 
     needs = Needs()
     name = "known-text"
@@ -65,7 +65,8 @@ class KnownText:
         return [[list(text), 0, -1] for text in self.texts]
 
     def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the text from the current place on. After a closing timestamp, the opening one is drafted first."""
+        """Draft the text from the current place on. After a segment's last timestamp, the same timestamp is drafted
+        first, because the next segment begins with it."""
         drafts = []
         for text, place, last in memory:
             again = [last] if last >= self.first_time and place else []
@@ -80,7 +81,7 @@ class KnownText:
                 if token < self.first_time:
                     near = text[place : place + RECALL]
                     row[1] = place + near.index(token) + 1 if token in near else place
-                row[2] = -1 if token == last else token  # a segment's end and the next one's begin
+                row[2] = -1 if token == last else token  # -1: this second timestamp begins a segment
 
     def select(self, memory: list[list[Any]], live: Tensor) -> None:
         """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
@@ -89,7 +90,7 @@ class KnownText:
 
 @dataclass(frozen=True)
 class JoinedWindow:
-    """One window made of several recordings, one after the other, in one version (`view`)."""
+    """One window: several recordings, one after the other. view: 0: as recorded; n: the n-th distorted version."""
 
     rows: tuple[Utterance, ...]
     language: str
@@ -162,18 +163,19 @@ class WindowReader:
         size = model.config.max_source_positions * STEP
         samples = (F.pad(sound[:size], (0, max(size - len(sound), 0))) for sound in sounds)
         features = torch.cat([whisper_mel(row[None], model.config.num_mel_bins) for row in samples])
-        with torch.autocast(features.device.type, torch.bfloat16):  # they are stored in half precision anyway
+        with torch.autocast(features.device.type, torch.bfloat16):  # states are stored in half precision anyway
             states = torch.cat([model.model.encoder(row[None]).last_hidden_state for row in features])
         return states.float()
 
     @torch.inference_mode()
     def agreed(self, window: JoinedWindow, how: Distortion, least: float) -> tuple[str, Tensor, list[int]] | None:
-        """Name, states and transcript of a window whose known text the model agrees with, by one pass over that text.
+        """Turn a window's known text into its transcript, by one decoder pass over this text.
 
-        The encoder reads the sound and `MARGIN` seconds. Words are the known text's; signs and capitals are
-        those that the model likes best. Where it likes a timestamp better than any token, a segment ends (its time is
-        not read: 0).
-        least: share of the words that must be what the model likes best. Returns: None if fewer are.
+        The encoder reads the sound and `MARGIN` seconds of silence. The words are the known text's; punctuation and
+        capital letters are the model's likeliest. Where timestamps together are likelier than any other token, a
+        segment ends; its timestamp is always 0, because the time is not used.
+        least: share of the words that must be the model's likeliest tokens.
+        Returns: name, states and transcript of the window; None if the model agrees with fewer words.
         """
         model, first = self.whisper.model, self.first_time
         known = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
@@ -231,9 +233,9 @@ class TranscriptData(StoredBatches, LightningDataModule):
         transcripts.
     views: number of distorted versions of each training window.
     hours: use at most this many hours of each corpus for training.
-    agreement: share of a training text's words that the model must agree with for the text to be its transcript
-        (`WindowReader.agreed`); a window with less is left out. None: all transcripts are decoded.
-    batch_states: the most encoder states in one batch, padding included.
+    agreement: take a training window's known text as its transcript if the model agrees with at least this share of
+        its words (`WindowReader.agreed`); leave the other windows out. None: decode all transcripts.
+    batch_states: the most encoder states in one process's batch, padding included.
     """
 
     def __init__(

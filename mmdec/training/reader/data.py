@@ -26,7 +26,7 @@ from mmdec.types import InputError
 class PairBatch:
     """B sentences: source pieces padded to N, and the pieces of one translation each, padded to M."""
 
-    pieces: Tensor  # (B, N, K), padded with 0; K alternatives, 1 where pieces are certain
+    pieces: Tensor  # (B, N, K), padded with 0; K alternatives for each piece, K = 1 if pieces are certain
     weights: Tensor  # (B, N, K), sum 1
     lengths: Tensor  # (B,)
     units: Tensor  # (B, M) <s> ... </s>, padded with <pad>
@@ -35,8 +35,8 @@ class PairBatch:
 
 
 class Pairs(Dataset[PairBatch]):
-    """Batches of (row, reference) pairs. With `confusions`, a `share` of the sentences imitates a CTC head's errors,
-    drawn from `seed`."""
+    """A dataset of batches, given as lists of (sentence, index of its reference). With `confusions`, a `share` of the
+    sentences imitates a CTC head's errors, drawn from `seed`."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Pairs(Dataset[PairBatch]):
 class PairData(LightningDataModule):
     """A data module: sentences of several folders of pairs, each folder with its share of the batches.
 
-    text: folders with {train,dev}.tsv. shares: about the share of each folder.
-    pieces: file of the source pieces (a CTC head's). english: file of the target pieces. If a file does not exist,
+    text: folders with {train,dev}.tsv. shares: each folder's approximate share of the sentences.
+    pieces: file of the source pieces, a CTC head's. english: file of the target pieces. If a file does not exist,
         `count` source pieces or `written` target pieces are learned from the training text and saved there.
     batch_pieces: the most pieces in one process's batch, both languages and padding included.
     longest: leave out sentences with more pieces than this.
@@ -128,7 +128,7 @@ class PairData(LightningDataModule):
         self.folders = [self.encoded(pairs) for pairs in self.train]
 
     def encoded(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
-        """Source pieces, and target pieces of every reference, of all sentences that are short enough."""
+        """Encode the sentences that are short enough: source pieces of each, target pieces of each reference."""
         pieces, units = [], []
         for pair in pairs:
             source = self.pieces.encode(heard(pair.source))
@@ -140,8 +140,8 @@ class PairData(LightningDataModule):
         return pieces, units
 
     def train_dataloader(self) -> DataLoader:
-        """An epoch's batches, drawn from (seed, epoch): sentences by their folder's share, one random reference of
-        each."""
+        """Load an epoch's batches, drawn from (seed, epoch): sentences by their folders' shares, each with one random
+        reference."""
         assert self.trainer is not None
         draw = np.random.default_rng([self.seed, self.trainer.current_epoch])
         pieces = [row for rows, _ in self.folders for row in rows]

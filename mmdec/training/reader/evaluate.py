@@ -29,7 +29,7 @@ BATCH = 32
 
 
 def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
-    """The target pieces of each sentence's translation, from its exact text."""
+    """Translate each sentence from its exact text. Yields the target pieces of the translation."""
     for start in range(0, len(rows), BATCH):
         sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + BATCH]]
         lengths = torch.tensor([len(source) for source in sources])
@@ -39,7 +39,7 @@ def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) 
 
 
 def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) -> Iterator[list[int]]:
-    """The target pieces of each recording's translation; empty where the CTC head recognises nothing."""
+    """Translate each recording. Yields the target pieces; none if the CTC head recognises nothing."""
     for row in rows:
         with torch.inference_mode():
             found = best_pieces(*ears(row.path))

@@ -60,7 +60,7 @@ class Runs:
 
 
 OPTIONAL = ("ngram", "english_ngram", "model")
-FRENCH = (80_000, 170_000, 220_000)  # maximum number of entries of each order from 2: 2 MB
+FRENCH = (80_000, 170_000, 220_000)  # the most n-grams of each order from 2; 2 MB in all
 ENGLISH = (100_000, 80_000)
 LEVELS = 255  # number of levels of stored log-probabilities
 
@@ -75,7 +75,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
     if missing and runs.model is None:
         raise InputError(f"`{missing[0]}` must be given, or `model`, whose it is, but neither is. Name one.")
-    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # loaded only if a part is missing
+    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # unused without `model`
     pieces = Pieces.read(runs.pieces) if runs.pieces else base.pieces
     english = Pieces.read(runs.english) if runs.english else base.english
     encoder = load_encoder(runs.encoder) if runs.encoder else base.model.encoder
@@ -101,7 +101,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.state_dict().items()}
     model.load_state_dict(state | reader)
-    if runs.model:  # an n-gram counts the pieces that it was made of
+    if runs.model:  # an n-gram fits only the pieces that it was counted from
         model.ngram = base.model.ngram if pieces.names == base.pieces.names else None
         model.written = base.model.written if english.names == base.english.names else None
     if runs.ngram:
@@ -130,13 +130,13 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
 
 
 def french_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
-    """An n-gram of the pieces of all French training sentences of folders of pairs, each sentence once."""
+    """Build an n-gram of French pieces from the training sentences of folders of pairs. Each sentence counts once."""
     texts = (heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
     return _piece_ngram(texts, pieces, HEARD, FRENCH)
 
 
 def english_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
-    """An n-gram of the pieces of all English training sentences of folders of pairs, each sentence once."""
+    """Build an n-gram of English pieces from the translations in folders of pairs. Each sentence counts once."""
     texts = (text for pairs in read_training_pairs(folders) for pair in pairs for text in pair.references)
     return _piece_ngram(texts, pieces, WRITTEN, ENGLISH)
 
@@ -149,7 +149,7 @@ def _piece_ngram(texts: Iterable[str], pieces: Pieces, special: Sequence[str], e
 
 
 def packed(model: NGram, pieces: int) -> PieceNGram:
-    """Store an n-gram whose tokens are the ids of pieces, as text."""
+    """Pack an n-gram into arrays. Its tokens are ids of pieces, written as text. pieces: the number of pieces."""
     number = {START: pieces, END: pieces + 1}
     number |= {token: int(token) for token in model.successors[""] if token not in number}
     arrays = {"unigrams": torch.full((pieces + 2,), model.unknown), "backoff": torch.zeros(pieces + 2)}
@@ -214,7 +214,7 @@ def read_vocoder_run(folder: Path) -> Vocoder:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a translator, whose is what no other argument names")
     parser.add_argument("--encoder", help="the name or folder of the Whisper whose encoder hears")

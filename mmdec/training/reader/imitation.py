@@ -32,21 +32,21 @@ from mmdec.training.metrics.text import extra
 from mmdec.types import InputError, told
 
 START = 0  # stands for the start of a sentence: something may be recognised before the first piece
-ENOUGH = 4  # a piece needs so many occurrences before its own confusions are drawn
+ENOUGH = 4  # a piece needs this many occurrences; with fewer, other pieces' confusions are drawn
 
 
 @dataclass(frozen=True)
 class Confusions:
-    """What a CTC head wrote for each spoken piece. Outcome o belongs to piece `said[o]` and is the positions
-    `starts[o]` to `starts[o + 1]`.
+    """What a CTC head wrote for spoken pieces. An outcome is the output for one occurrence of a piece.
 
-    No position: the head missed the piece. Several: the head inserted something after it.
+    Outcome o has the positions from `starts[o]` to `starts[o + 1]` - 1. No position: the head missed the piece. Several
+    positions: the head inserted something after the piece.
     """
 
     pieces: Tensor  # (P, K) alternatives at each position, the likeliest first
     weights: Tensor  # (P, K), sum 1
-    said: Tensor  # (O,)
-    starts: Tensor  # (O + 1,)
+    said: Tensor  # (O,) the spoken piece of each outcome
+    starts: Tensor  # (O + 1,) the first position of each outcome, then P
 
     @cached_property
     def by_piece(self) -> dict[int, list[int]]:
@@ -59,8 +59,8 @@ class Confusions:
     def imitate(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw what a CTC head might write for a text: pieces (N, K) and their weights (N, K), N at least 1.
 
-        A piece with too few occurrences gets the outcome of another, correctly recognised piece, with itself as the
-        likeliest.
+        For a piece with too few occurrences, the outcome of another piece that was recognised is drawn; the piece takes
+        the place of the outcome's likeliest piece.
         """
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
@@ -85,7 +85,7 @@ class Confusions:
 
     @cached_property
     def right(self) -> list[int]:
-        """Outcomes whose first position has the spoken piece as its likeliest."""
+        """The outcomes in which the head recognised the piece: it is the likeliest at the first position."""
         some = self.starts[1:] > self.starts[:-1]
         first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]
         return (some & (first == self.said)).nonzero()[:, 0].tolist()
@@ -106,8 +106,8 @@ class Confusions:
 
 
 def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
-    """Count confusions from pairs of a sentence's pieces and the head's output (one row), aligned with the fewest
-    edits."""
+    """Collect confusions. sentences: pairs of a sentence's pieces and the head's output for it (one row); the two are
+    aligned with the fewest edits."""
     pieces, weights, said, starts = [], [], [], [0]
     for text, row in sentences:
         count = int(row.lengths[0])
@@ -130,7 +130,8 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
 
 
 def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
-    """What a head hears in a sound file: a translator by its own encoder and n-gram, a checkpoint by its best path."""
+    """Return a function from a sound file to what the head hears. head: a translator's folder, which hears with its own
+    encoder and n-gram; or a checkpoint, which hears with `encoder` and takes the best path."""
     if not head.is_dir():
         ears = load_ears(head, encoder or "")
         return lambda path: best_pieces(*ears(path))

@@ -61,7 +61,8 @@ class ReaderOptions:
 
 
 class ReaderModule(LightningModule):
-    """L = ar_weight L_AR + L_graph: cross-entropy of the target pieces, and minus their log-likelihood in the graph.
+    """Trains the reader and its decoders with the loss ar_weight L_AR + L_graph: the target pieces' cross-entropy and
+    their negative log-likelihood in the graph.
 
     units: source and target pieces, ordered by id. options: fields of `ReaderOptions`. All randomness of a step follows
         from (seed, epoch, step).
@@ -98,8 +99,8 @@ class ReaderModule(LightningModule):
         seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
-        """Sizes of the graph decoder: as wide as the autoregressive one, with the small translator's links. None: no
-        graph decoder."""
+        """The graph decoder's configuration: the autoregressive decoder's sizes, and links as in the small DASpeech.
+        None: no graph decoder."""
         if not self.options.graph_layers:
             return None
         links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
