@@ -9,7 +9,7 @@ log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and log P(Y | X) alone wit
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -30,8 +30,8 @@ class TokenNGram(Protocol):
 
     pieces: int
 
-    def score(self, context: Sequence[int], piece: int) -> float:
-        """ln P(piece | context). context: the tokens before, the last ones count."""
+    def after(self, context: Sequence[int]) -> Callable[[int], float]:
+        """The function that gives ln P(piece | context) of a piece. context: the tokens before."""
         ...
 
 
@@ -107,7 +107,7 @@ def _search(
     kept: list[dict[tuple[int, ...], _Text]] = [{} for _ in range(end + 1)]
     kept[0][()] = _Text(0.0, 0.0, 0.0, ())
     for vertex in range(end):
-        best = heapq.nlargest(TEXTS, kept[vertex].items(), key=value)
+        best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(TEXTS, kept[vertex].items(), key=value)]
         for jump, following in zip(chances[vertex], jumps[vertex], strict=True):
             if jump < LEAST_JUMP or following <= vertex:
                 continue
@@ -115,16 +115,16 @@ def _search(
                 choices: list[tuple[float, int]] = [(0.0, -1)]
             else:
                 choices = list(zip(likely[following], tokens[following], strict=True))
-            for text, found in best:
+            for text, found, score in best:
                 for emitted, token in choices:
                     if emitted < LEAST_TOKEN:
                         continue
                     longer, vertices, known = text, found.vertices, found.known
                     if following == end:
-                        known += _score(ngram, text, None)
+                        known += score(None)
                     elif token >= specials and not (collapse and text and token == text[-1]):
                         longer, vertices = (*text, token), (*vertices, following)
-                        known += _score(ngram, text, token)
+                        known += score(token)
                     _keep(
                         kept[following],
                         longer,
@@ -136,12 +136,12 @@ def _search(
     return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
 
 
-def _score(ngram: TokenNGram | None, text: Sequence[int], token: int | None) -> float:
-    """The n-gram's log-probability of a token after a text. None: the text's end."""
+def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | None], float]:
+    """The function that gives the n-gram's log-probability of a token after a text; of None: of the text's end."""
     if ngram is None:
-        return 0.0
-    start = ngram.pieces
-    return ngram.score((start, *text), start + 1 if token is None else token)
+        return lambda token: 0.0
+    start, score = ngram.pieces, ngram.after((ngram.pieces, *text))
+    return lambda token: score(start + 1 if token is None else token)
 
 
 def _keep(texts: dict[tuple[int, ...], _Text], text: tuple[int, ...], new: _Text) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -19,6 +19,9 @@ class Ngram:
     """Any number for each trigram of six tokens."""
 
     pieces = 6
+
+    def after(self, context: Sequence[int]) -> Callable[[int], float]:
+        return lambda piece: self.score(context, piece)
 
     def score(self, context: Sequence[int], piece: int) -> float:
         before, last = (6, 6, *context)[-2:]
