@@ -26,7 +26,7 @@ from mmdec.targets.ropes import longest
 from mmdec.types import InputError
 
 MAX_BATCH = 4096  # inputs decoded together at most
-MAX_NEW_TOKENS = 512  # of a text, if neither the caller nor the model's generation config sets it
+MAX_NEW_TOKENS = 512  # the most new tokens of a text, unless the caller or the model's generation config says so
 Given = TypeVar("Given")  # one input, as the caller gave it
 Read = TypeVar("Read")
 Loaded = TypeVar("Loaded")
@@ -84,8 +84,8 @@ class Batch(Generic[Given]):
 
         read: the task's function that reads one input. decode: the task's function from inputs to results, both keyed
             by index; it may add to `errors`.
-        least: the checked `min_confidence`. argument: maps an input to the argument that an error about an unsure
-            result names.
+        least: the checked `min_confidence`. argument: maps an input to the name of the call's argument, for the error
+            about an unsure result.
         Returns: a single result, or the list of results.
         Raises: the InputError of a single input; BatchError if some of a list were refused.
         """
@@ -106,7 +106,7 @@ class Batch(Generic[Given]):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model that the caller has loaded: its class, its name in errors, and the call that loads it."""
+    """A network or processor that a caller may pass: its class, its name in errors, and the call that loads it."""
 
     kind: type
     rule: str
@@ -115,7 +115,7 @@ class Part:
 
 @dataclass(frozen=True)
 class System(Generic[Loaded]):
-    """How a task's model is given. `load` reads one by name; `loaded` joins a loaded network and its processor."""
+    """How a task gets its model: `load` reads a model by name; `loaded` joins a loaded network with its processor."""
 
     load: Callable[[Any, Any, torch.dtype], Loaded]
     loaded: Callable[[Any, Any, Any], Loaded]
@@ -174,8 +174,8 @@ def check_placed(model: Any, device: str | torch.device | None, dtype: Any, reme
 def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
     """Build the decoding loop from the options: load the drafter, and check that it fits the model.
 
-    known: names of drafters that are already known to fit; this one is added. Checking only once for each model saves
-        much of the time of a short answer, because each run checks its drafter anyway.
+    known: names of drafters that already passed the check for this model; this drafter's name is added. Checking once
+        for each model saves much of the time of a short answer.
     Raises: InputError if the drafter does not fit.
     """
     speculation, known = Speculation(options), set() if known is None else known
@@ -192,7 +192,8 @@ def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | 
 def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], otherwise: str) -> None:
     """Raise InputError for options of `generate` that the task sets itself.
 
-    reserved: option -> the task's argument that sets it, or "" if there is none. otherwise: the call to use then.
+    reserved: option -> the task's argument that sets it, or "" if there is none. otherwise: the call that takes the
+        option, for the message.
     """
     for name in options:
         if name in reserved:
@@ -201,7 +202,7 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
 
 
 def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """The options of `generate` that are given, with a length if neither they nor the model's configuration set it."""
+    """Drop options that are None. Add `max_new_tokens` if neither the options nor the model's configuration set it."""
     given = {name: value for name, value in options.items() if value is not None}
     config: Any = model.generation_config
     if not {"max_new_tokens", "max_length"} & given.keys() and config.max_new_tokens is None:
@@ -210,8 +211,8 @@ def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str,
 
 
 def too_long(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
-    """The errors, by row, for prompts that exceed the model's positions. rule, remedy: the message's beginning, up to
-    the number of positions, and its last sentence."""
+    """Return the errors, by row, for prompts that exceed the model's positions. rule: the beginning of the message;
+    `{most}` stands for the number of positions. remedy: the message's last sentence."""
     most = longest(model.config.get_text_config(decoder=True))
     if most is None or inputs["input_ids"].shape[1] <= most:  # fast check: no token takes more than one position
         return {}
@@ -225,9 +226,9 @@ def too_long(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remed
 
 
 def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
-    """A listener for the rounds of one batch that calls `on_round` with rows counted in the whole call.
+    """Wrap `on_round` for one batch: it gets each round's rows as positions in the whole call.
 
-    indices: position in the call of each of the batch's inputs.
+    indices: the positions of the batch's inputs in the call.
     """
     if on_round is None:
         return None
@@ -238,9 +239,9 @@ def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -
 class Usage:
     """One input's rounds, and its share of the batch's seconds."""
 
-    rounds: int = 0  # including prompts' passes
+    rounds: int = 0  # prompts' passes included
     prompts: int = 0  # prompts' passes
-    later: int = 0  # tokens of the other rounds, correction or bonus token included
+    later: int = 0  # tokens of rounds after the prompts' passes, correction or bonus token included
     drafted: int = 0
     accepted: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -258,11 +259,11 @@ class Usage:
             self.later += len(tokens)
         else:
             self.prompts += 1
-        if drafts:  # without a drafter this is only the clock's overhead
+        if drafts:  # without a drafter, `round_.drafter` is only the clock's overhead
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
 
     def clock(self, round_: Round, index: int, drafts: bool) -> None:
-        """As `count`, with the round's probabilities and its passes' seconds, as a language model's loop has them."""
+        """Add a round of a language model: as `count` does, and its log-probabilities and the seconds of its stages."""
         self.count(round_, index, drafts)
         if round_.logprobs is not None:
             self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
@@ -271,7 +272,7 @@ class Usage:
         self.seconds["core"] += round_.core / len(round_.rows)
 
     def add(self, other: Usage) -> None:
-        """Add what another part of the same input cost."""
+        """Add the rounds and seconds of another part of the same input."""
         for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for stage, seconds in other.seconds.items():
@@ -279,6 +280,6 @@ class Usage:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens per round without prompts' passes; 1 if there are no such rounds, as in `Generation`."""
+        """Mean tokens per round; prompts' passes do not count. 1 if there were only prompts' passes."""
         later = self.rounds - self.prompts
         return self.later / later if later else 1.0

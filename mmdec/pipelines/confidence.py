@@ -1,12 +1,11 @@
 """Confidence: how likely an output is right, by a logistic curve over evidence such as its tokens' probabilities.
 
-The evidence is the log-probabilities of the chosen tokens: their mean, the worst stretch and the count. A transcript
-and an answer need no further pass for them; a transcript adds `rate`, tokens for each second of sound, an answer about
-a picture adds `structure` (whether the picture shows anything) and `distance` (how different it is from the training
-pictures; see `description/answer.py`). A translation needs one pass of the autoregressive decoder over its units. That
-pass gives these three, and `differs`, the share of units for which it prefers another one; the graph adds `graph`, the
-log-probability of its own path, also where its units are only drafts; a CTC head's output adds more
-(`translation/translator.py`).
+All outputs have three kinds of evidence from the log-probabilities of the chosen tokens: their mean, the worst stretch
+and the count. A transcript adds `rate`: tokens for each second of sound. An answer about a picture adds `structure`
+(whether the picture shows anything) and `distance` (how different it is from the training pictures; see
+`description/answer.py`). A translation takes its probabilities from one pass of the autoregressive decoder over its
+units. It adds `differs`, the share of units for which this decoder prefers another unit; `graph`, the log-probability
+of the graph's own path; and evidence from a CTC head (`translation/translator.py`).
 
 The curve was fitted on held-out data (`mmdec.evaluation.calibration`) and is stored in the model's folder as
 confidence.json. Without that file the confidence is the tokens' geometric mean probability, which is not calibrated.
@@ -48,10 +47,10 @@ Output = TypeVar("Output", bound=Sure)
 
 
 def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
-    """Evidence from the log-probabilities (nats) of an output's tokens.
+    """Compute evidence from the log-probabilities (nats) of an output's tokens.
 
-    It has the logarithms of the mean uncertainty, the uncertainty in the worst stretch, and the number of tokens. name:
-    prefix of the keys.
+    Returns the logarithms of the mean uncertainty, of the uncertainty in the worst stretch of `STRETCH` tokens, and of
+    the number of tokens. name: prefix of the keys.
     """
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
@@ -85,7 +84,7 @@ class Calibration:
 
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """Calibrations in a model's folder, by kind of decoding; {} without a file. Raises InputError if damaged."""
+    """Read a folder's calibrations, by kind of decoding; {} if it has no file. Raises InputError for a damaged file."""
     if folder is None or not (folder / FILE).is_file():
         return {}
     path = folder / FILE
@@ -122,7 +121,7 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
-    """The confidence, in [0, 1]. kind: way of decoding; if not calibrated, the tokens' geometric mean."""
+    """The confidence, in [0, 1]. If `kind` of decoding has no calibration: the tokens' geometric mean probability."""
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))
@@ -139,7 +138,7 @@ def check_min_confidence(value: float | None) -> float | None:
 
 
 def too_unsure(value: float, least: float | None, what: str) -> InputError | None:
-    """The error for an output whose confidence is below `least`, or None. what: name of the input's argument."""
+    """Return an error if the confidence `value` is below `least`, else None. what: name of the input's argument."""
     if least is None or value >= least:
         return None
     return InputError(

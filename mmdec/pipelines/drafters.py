@@ -23,16 +23,16 @@ Loaded = LoadedVlm | LoadedAudioLm
 
 
 def as_drafter(loaded: Loaded, drafter: DraftedBy) -> DraftedBy:
-    """Resolve a task's argument `drafter` to one that `speculate` takes.
+    """Resolve a task's argument `drafter` to a value that `speculate` takes.
 
-    "auto" becomes what `auto_drafter` finds. The name of a drafter with weights, a folder or a hub id becomes that
-    drafter, loaded once in the model's device and precision. Anything else stays as it is. Raises: InputError if
-    weights are missing, damaged, or another model's.
+    "auto" becomes the drafter that `auto_drafter` finds. The name, folder or hub id of a drafter with weights becomes
+    that drafter, loaded once on the model's device and in its precision. Anything else stays as it is.
+    Raises: InputError if weights are missing, damaged, or were trained for another model.
     """
     if isinstance(drafter, PreTrainedModel):
         made = small_drafter(
             drafter, loaded.model, None, loaded.tokenizer
-        )  # `Speculation` makes the others, with locks
+        )  # `Speculation` wraps small models of the same vocabulary itself, with locks
         return made if isinstance(made, OtherVocabulary) else drafter
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(loaded.model, loaded.directory, partial(_read, loaded))
@@ -55,7 +55,7 @@ def as_drafter(loaded: Loaded, drafter: DraftedBy) -> DraftedBy:
 
 
 def beside(loaded: Loaded, name: str) -> Path | None:
-    """The folder of a model's drafter with this name; None if it has none."""
+    """The folder of this model's drafter with the given name; None if the model has no such drafter."""
     return None if loaded.directory is None else drafter_folder(loaded.directory, name)
 
 

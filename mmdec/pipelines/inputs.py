@@ -30,12 +30,12 @@ AudioList = (
     | list[dict[str, Any]]
 )
 MIN_SECONDS = 0.1
-SILENCE = 5e-4  # of full scale: -66 dB
+SILENCE = 5e-4  # recordings with a lower peak are silent; a share of full scale, -66 dB
 MAX_CHANNELS = 8
 
 
 def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[Audio]:
-    """The recordings of one call. Raises InputError if `sample_rate` is given although all recordings are files."""
+    """Collect the recordings of one call. Raises InputError if `sample_rate` is given although none is an array."""
     single = not isinstance(audio, (list, tuple))
     items: list[Audio] = [cast(Audio, audio)] if single else list(cast(Sequence[Audio], audio))
     arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
@@ -74,7 +74,7 @@ def read(
 
 
 def silent(samples: Tensor) -> str:
-    """How silent samples (T,) are, in words; "" if they are not."""
+    """Say in words how silent samples (T,) are; "" if they are not silent."""
     loudest = peak(samples)
     return "" if loudest >= SILENCE else f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
 
@@ -133,13 +133,13 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
 
 
 def samples_of(audio: np.ndarray | Tensor) -> np.ndarray:
-    """Samples of any usual dtype and layout to mono (T,), without a check of their values. Integers are scaled by
+    """Convert samples of any usual dtype and layout to mono (T,), without checking their values. Integers are scaled by
     their type's range."""
     return _mono(_as_numpy(audio) if isinstance(audio, Tensor) else audio)
 
 
 def _as_numpy(audio: Tensor) -> np.ndarray:
-    """A tensor as an array. Raises InputError for kinds that NumPy lacks (sparse, quantised, float8, without data)."""
+    """Convert a tensor to an array. Raises InputError for kinds that NumPy lacks: sparse, quantised, float8, meta."""
     try:
         array = audio.detach().cpu().resolve_conj().resolve_neg()
         return (array.float() if array.dtype == torch.bfloat16 else array).numpy()

@@ -30,7 +30,7 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Loaded:
-    """Load a model for `translate_speech`, `transcribe` or `describe`; these calls also take names.
+    """Load a model for `translate_speech`, `transcribe` or `describe`. These calls also take a model's name.
 
     A model is loaded once for each folder, device and dtype; later calls return the same object.
 

@@ -1,6 +1,7 @@
 """Lists of many inputs, one a row: TSV, JSON lines or Parquet.
 
-A row that cannot be used keeps its place and says why: one bad row costs no other, and places name the results.
+A row that cannot be used stays in the list, with the reason. So one bad row does not stop the others, and the position
+of each row, which names its results, does not change.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mmdec.checks.files import open_regular, printable, reason, shown_path
 from mmdec.types import InputError
 
 SUFFIXES = (".tsv", ".jsonl", ".parquet")
-PATHS = ("path", "file", "audio", "image", "input")  # names of the column of paths, the first that is there
+PATHS = ("path", "file", "audio", "image", "input")  # possible names of the column of paths; the first one counts
 MAX_LINE = 1 << 20  # bytes
 MARK = "\ufeff"  # the byte order mark
 
@@ -26,13 +27,13 @@ MARK = "\ufeff"  # the byte order mark
 @final
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One input. options: its own values of arguments of the call, as (name, value)."""
+    """One input of a list. options: arguments of the call for this row alone, as (name, value)."""
 
     index: int  # position in the list, from 0
-    path: str  # as the list has it
+    path: str  # as it is written in the list
     id: str = ""
     options: tuple[tuple[str, str], ...] = ()
-    refusal: str = ""  # why it cannot be used
+    refusal: str = ""  # why the row cannot be used; "": it can
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
@@ -46,7 +47,7 @@ def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
     path: a .tsv with a line of names, a .jsonl or a .parquet. A row has `path` (or `file`, `audio`, `image`, `input`),
         and perhaps `id` and `options`; other columns are left out.
     options: names of columns that are arguments of the call.
-    Returns: all rows in order, those with a refusal too.
+    Returns: all rows in order, also those that cannot be used.
     Raises: InputError if the file cannot be read, has no row, or no column of paths; if pyarrow is missing.
     """
     read = {".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet}[path.suffix.lower()]
@@ -57,7 +58,7 @@ def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """A hash of the list: equal lists have equal hashes."""
+    """Return a hash of a list's rows: equal lists have equal hashes."""
     content = hashlib.sha256()
     for row in rows:
         text = json.dumps((row.path, row.id, row.options))
@@ -66,7 +67,7 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) -> Row:
-    """values: the columns, or why there are none."""
+    """Make a row. values: its columns, or a text that says why it has none."""
     if isinstance(values, str):
         return Row(index, "", refusal=values)
     wrong = next((name for name, value in values.items() if not isinstance(value, (str, int))), None)
@@ -113,7 +114,7 @@ def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines that are not blank. One that is too long, or no text, is a NUL and the reason."""
+    """Yield the lines that are not blank. For a line that is too long or not UTF-8, yield a NUL and the reason."""
     with open_regular(path, "manifest") as descriptor, open(descriptor, "rb", closefd=False) as file:
         while raw := file.readline(MAX_LINE):
             if len(raw) == MAX_LINE and not raw.endswith(b"\n"):

@@ -1,8 +1,9 @@
-"""One call over many rows, in parts that are done once each, whoever does them and however often he is killed.
+"""One call over many rows, in parts, so that a run that was killed can go on.
 
-A list is divided into parts of `PART` rows by position. A part's results are one file, written whole; that file says
-that the part is done. So a run that goes on does what has no file yet; what a killed one had begun is done again, under
-the same names. Shards of a job scheduler, Ray's workers and a lone process write the same folder by the same code:
+A list is divided by position into parts of `PART` rows. The results of a part are one file, which is written last and
+in one step: if it exists, the part is done. A run that goes on does only parts without this file. A part that was begun
+but not done is done again, with the same file names. Shards of a job scheduler, Ray's workers and a single process use
+the same code and write the same folder:
 
     run.json                    what is run: list, model, options
     results/000012.jsonl        part 12's results, or .parquet
@@ -27,39 +28,39 @@ from mmdec.checks.files import failure, json_text, read_object, shown_path, writ
 from mmdec.pipelines.manifest import Row, digest, pyarrow_parquet
 from mmdec.types import InputError, MmdecError
 
-PART = 32  # rows: few enough that a kill costs little, enough that files stay few
+PART = 32  # rows of a part: few, so that a killed run loses little; enough, so that there are not too many files
 TABLES = ("jsonl", "parquet")
 COLUMNS: Mapping[str, tuple[str, ...]] = {  # verb -> columns of a list that are arguments of its call
     "translate": (),
     "transcribe": ("language", "prompt"),
     "describe": ("prompt",),
 }
-FREE = ("threads", "batch_size")  # options that may differ when a run goes on
-BATCH = 8  # rows of a batch, where options have no size
-Part = tuple[int, Sequence[Row]]  # its number and rows
+FREE = ("threads", "batch_size")  # options that may change when a run goes on
+BATCH = 8  # rows of a batch, unless the options have a `batch_size`
+Part = tuple[int, Sequence[Row]]  # a part's number and rows
 Call = Callable[..., Sequence[Any]]  # paths and options -> results
 
 
 @final
 @dataclass(frozen=True)
 class Work:
-    """The work for every row, and the folder of its results. It can be sent to other processes."""
+    """What to do with every row, and the folder of the results. It can be sent to other processes."""
 
     verb: str  # translate, transcribe or describe
     model: str
     output: Path = Path()
-    base: str = ""  # the folder that relative paths begin at
+    base: str = ""  # the folder that relative paths of rows start from
     options: Mapping[str, Any] = field(default_factory=lambda: {})  # options of the public call
     table: str = "jsonl"
-    files: str = ""  # suffix of a file for each row; "": none
+    files: str = ""  # suffix of the file that is written for each row, such as .wav or .srt; "": no files
     device: str | None = None
     dtype: str | None = None
     vocoder: str | None = None
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """Record this run in the folder, or check that the run recorded there is the same.
+        """Record this run in run.json, or check that the run recorded there is the same.
 
-        Raises: InputError if it is another one; OSError if the folder cannot be written.
+        Raises: InputError if another run is recorded; OSError if the folder cannot be written.
         """
         if self.table not in TABLES:
             raise InputError(f"`table` must be {' or '.join(TABLES)}, but is {self.table!r}. Choose one.")
@@ -82,7 +83,7 @@ class Work:
             write_whole(file, (json_text(settings, 2) + "\n").encode())
 
     def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
-        """The parts of a shard that have no results yet. shard: (which, of how many), counted from 1."""
+        """The parts of a shard that have no results yet. shard: (its number from 1, number of shards)."""
         folder = self.output / "results"
         done = set(os.listdir(folder)) if folder.is_dir() else set[str]()
         mine = self.parts(rows, shard)
@@ -95,7 +96,7 @@ class Work:
         return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
 
     def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
-        """The bad rows of a shard's parts that are done."""
+        """The rows that failed, of a shard's parts that are done."""
         for file in sorted((self.output / "failed").glob("[0-9]*.jsonl")):
             if int(file.stem) % shard[1] == shard[0] - 1:
                 yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
@@ -114,8 +115,8 @@ class Worker:
         self._call = _public_call(work) if call is None else call
 
     def do(self, part: Part) -> tuple[int, int]:
-        """Do a part. Returns how many rows it has and how many of them failed. Raises OSError if it cannot be
-        written."""
+        """Do a part and write its files. Returns the number of its rows and the number of rows that failed. Raises
+        OSError if a file cannot be written."""
         number, rows = part
         results, good, bad = self._results(rows), list[dict[str, Any]](), list[dict[str, Any]]()
         for row in rows:
@@ -131,14 +132,14 @@ class Worker:
         if bad:
             write_whole(failed, _json_lines(bad))
         else:
-            failed.unlink(missing_ok=True)  # of an attempt that was killed
+            failed.unlink(missing_ok=True)  # left by an attempt that was killed
         content = _json_lines(good) if self._work.table == "jsonl" else _parquet(good)
         # last, because this file says that the part is done
         write_whole(self._work.output / "results" / f"{number:06d}.{self._work.table}", content)
         return len(rows), len(bad)
 
     def _results(self, rows: Sequence[Row]) -> dict[int, Any]:
-        """Each row's result, or why it has none."""
+        """Return for each row, by index, its result or a text that says why it has none."""
         results: dict[int, Any] = {row.index: row.refusal for row in rows if row.refusal}
         alike: dict[tuple[tuple[str, str], ...], list[Row]] = defaultdict(list)
         for row in rows:
@@ -159,7 +160,7 @@ class Worker:
         return results
 
     def _saved(self, number: int, row: Row, result: Any) -> dict[str, Any]:
-        """A result's columns. Its file is written, if it has one. Raises InputError if a file cannot hold it."""
+        """Write a result's file, if files are wanted. Returns its columns. Raises InputError if no file can hold it."""
         work, columns = self._work, dict[str, Any](output=None)
         if work.files:
             columns["output"] = f"files/{number:06d}/{row.index:08d}{work.files}"
@@ -172,13 +173,13 @@ class Worker:
 
 
 def run_here(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    """Do parts in this process. Yields of each how many rows it has and how many of them failed."""
+    """Do parts in this process. Yields for each part the number of its rows and the number of rows that failed."""
     if parts:
         yield from map(Worker(work).do, parts)
 
 
 def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """For each member of a batch, its result or an error message."""
+    """Return for each member of a batch its result or an error message. If the batch fails, try its members alone."""
     from mmdec.pipelines.call import BatchError
 
     try:
@@ -186,15 +187,15 @@ def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]])
     except BatchError as error:
         return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
     except MmdecError:
-        raise  # wrong arguments: not caused by an input
-    except Exception as error:  # caused by an unknown input: try each alone
+        raise  # the arguments are wrong, not an input
+    except Exception as error:  # some input causes it: try each alone
         if len(batch) == 1:
             return [failure(error)]
         return [result for member in batch for result in results_of([member], call)]
 
 
 def _public_call(work: Work) -> Call:
-    """The verb's call with its model loaded."""
+    """Load the model of the verb, and return the verb's call with it."""
     from mmdec.checks.devices import check_dtype, quick_dtype
 
     integers = work.verb == "transcribe"
@@ -222,7 +223,7 @@ def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A table of the same columns for every part and verb; what has no column stands in `more`, as JSON."""
+    """Write a Parquet table. All parts and verbs have the same columns; other values stand in `more`, as JSON."""
     pyarrow: Any = import_module("pyarrow")
     parquet, kinds = pyarrow_parquet(), {"row": pyarrow.int64(), "confidence": pyarrow.float64()}
     names = ("row", "id", "input", "output", "text", "confidence")

@@ -25,7 +25,7 @@ from mmdec.ops.threads import set_own_threads
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 FEWEST = 2  # threads for the smallest models, if processors are free
-PARAMETERS = 10_000_000  # parameters of a model per further thread: smaller products are too short to share
+PARAMETERS = 10_000_000  # one more thread for this many parameters: smaller matrix products are too short to share
 # number of readings of the system's load, and seconds between them: short bursts are ignored
 READINGS, APART = 3, 0.001
 
@@ -52,7 +52,7 @@ def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
 def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     """Set torch's CPU threads within the block, for this Python thread only.
 
-    threads: None keeps an explicit setting, else chooses for these networks if they are on a CPU. Raises: InputError.
+    threads: None: keep a number that the user has set; else choose one for `networks` on a CPU. Raises: InputError.
     """
     count, before = check_threads(threads), torch.get_num_threads()
     if count is None:
@@ -107,16 +107,16 @@ def processors_now() -> Processors:
 
 
 def running_in(loadavg: str) -> int | None:
-    """Number of running processes, from /proc/loadavg. (Its averages lag by minutes.)"""
+    """Number of running processes, from the text of /proc/loadavg. The load averages in it are minutes old."""
     fields = loadavg.split()
     count = fields[3].partition("/")[0] if len(fields) > 3 else ""
     return int(count) if count.isdecimal() else None
 
 
 def quota_of(root: Path, cgroups: str) -> float | None:
-    """Processors that control groups (such as a container's) allow; None: no limit.
+    """Number of processors that control groups (such as a container's) allow; None: no limit.
 
-    root: where they are mounted. cgroups: the process's own, as listed in /proc/self/cgroup.
+    root: folder where control groups are mounted. cgroups: text of /proc/self/cgroup, the process's own groups.
     """
     own = next((line[3:] for line in cgroups.splitlines() if line.startswith("0::")), "/")
     inner = root / own.strip("/")
@@ -142,5 +142,5 @@ def _defaults() -> set[int]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
-    except (OSError, ValueError):  # another system, or no such file
+    except (OSError, ValueError):  # no such file: an older kernel, or not Linux
         return ""

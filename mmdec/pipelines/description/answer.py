@@ -1,11 +1,11 @@
 """Answers one batch of questions about images: the checked request, its rounds, and the `Description` of each answer.
 
-The confidence of an answer also asks whether a picture shows anything, and whether it is like those that the model was
-trained on. Token probabilities do not show this: a model may be as sure about an empty picture, or one of another
-style, as about any other. `structure` is computed from the pixels. One colour, a gradient or noise is equally rough in
-all squares. In a scene, a page or a photograph the squares differ: edges are rare and close to each other (Field, "What
-is the goal of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if the model's folder
-has statistics of its training pictures: see `mmdec.hub.vlm`.
+The confidence of an answer also depends on whether a picture shows anything, and whether it is like the model's
+training pictures. Token probabilities do not tell this: a model may be sure about an empty picture, or a picture of
+another style. So there are two measures. `structure` is computed from the pixels. One colour, a gradient or noise is
+equally rough in all squares. In a scene, a page or a photograph the squares differ: edges are rare and close to each
+other (Field, "What is the goal of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if
+the model's folder has statistics of its training pictures: see `mmdec.hub.vlm`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ RESERVED = {  # option of `generate` -> the argument of `describe` that sets it,
 STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
 SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
 ENOUGH = 1024  # pixels: larger pictures are first reduced to every second, third... row and column, which saves time
-SQUARE = 8  # pixels
+SQUARE = 8  # side of a square of `structure`, in pixels
 FAINT = 2.0  # grey levels: smaller differences are rounding, not edges
-MOST = 0.1  # structure above this does not count: a page of text has little, a lone sign has much
-FLOOR = 0.003  # added before the logarithm
-NEAREST = 1e-3  # the least distance
+MOST = 0.1  # higher structure counts as this: a page of text has little, a single sign much, and both are pictures
+FLOOR = 0.003  # added to the structure before its logarithm is taken
+NEAREST = 1e-3  # smaller distances count as this
 TOGETHER = 32  # number of pictures in one pass of the encoder
 
 
@@ -109,12 +109,12 @@ class Description:
 @final
 @dataclass(frozen=True)
 class DescriptionRequest:
-    """What all questions of a call share: the model, the loop, the options of `generate`."""
+    """What all questions of a call share: the model, the decoding options, the options of `generate`."""
 
     vlm: LoadedVlm
     speculation: Speculation
     options: Mapping[str, Any]
-    on_text: OnText | None = None  # called with each accepted piece of text; for batches of one
+    on_text: OnText | None = None  # called with each accepted piece of text; only for batches of one
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
@@ -123,7 +123,7 @@ class DescriptionRequest:
     ) -> DescriptionRequest:
         """Check all that can be checked before an image is read.
 
-        decoding.on_round: called with each round, text included; for batches of one.
+        decoding.on_round: called with each round and its text.
         Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
             itself.
         """
@@ -132,7 +132,7 @@ class DescriptionRequest:
         return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
 
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
-        """Decode one batch, round by round. speculation: this request's loop, or one whose drafter is wrapped."""
+        """Decode one batch, round by round. speculation: this request's, or a copy with a wrapped drafter."""
         options = with_length(self.options, self.vlm.model)
         if self.on_text or speculation.options.on_round or "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
@@ -141,7 +141,7 @@ class DescriptionRequest:
 
 @final
 class Observed(ForwardingDrafter):
-    """Wraps a drafter for one run, and stores its `info` on how each row's image was compressed, if it has any."""
+    """Wraps a drafter for one run, and stores how it compressed each row's image, if the drafter's memory says so."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
@@ -172,7 +172,7 @@ def describe_batch(
     """Answer a batch of questions.
 
     pictures: each question's pictures. read: seconds that it took to make the inputs.
-    earlier, count: only for a batch of one: the evidence of `count` pictures that the chat showed before.
+    earlier, count: for a chat: the evidence from the `count` pictures of earlier turns.
     indices: the questions' positions in the call, for `on_round`. Default None: as in the batch.
     """
     vlm, speculation = request.vlm, request.speculation
@@ -250,12 +250,11 @@ class _TextWriter:
 def picture_evidence(
     pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
 ) -> dict[str, float]:
-    """Evidence from the pictures of a question, for the confidence; {} without pictures.
-
-    It is the mean logarithm of their `structure` (at most `MOST` each) and, if it is known, of their distance.
+    """Compute a question's evidence from its pictures: the mean logarithms of `structure` and of the distance.
 
     pictures: (H, W, 3) uint8 each. distances: one for each picture, or empty if unknown.
-    earlier: evidence of the `count` pictures that a chat showed before; the question may be about them, too.
+    earlier, count: the evidence from the `count` pictures of a chat's earlier turns; the question may be about these.
+    Returns: {} without pictures.
     """
     logarithms = {STRUCTURE: [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]}
     if len(distances) == len(pictures):
@@ -271,8 +270,8 @@ def picture_evidence(
 
 @torch.inference_mode()
 def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
-    """(N, F): the vision encoder's summaries of N pictures, as `FamiliarPictures` takes them; None for a model whose
-    encoder has no separate states for each picture."""
+    """Summarise N pictures by the vision encoder, for `FamiliarPictures`. Returns (N, F), or None if the encoder does
+    not keep the pictures' states apart."""
     processor: Any = vlm.processor
     model: Any = vlm.model
     seen: list[Tensor] = []
@@ -287,10 +286,10 @@ def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
 
 
 def structure(pixels: np.ndarray) -> float:
-    """From 0, where all squares of a picture (H, W, 3) are equally rough, to nearly 1, where one square has all the
-    edges.
+    """Measure how unevenly the edges of a picture (H, W, 3) are spread: 0 if all squares are equally rough, nearly 1 if
+    one square has all edges.
 
-    It does not depend on brightness, nor, except for very faint pictures, on contrast.
+    Brightness does not change this measure. Contrast changes it only in very faint pictures.
     """
     high, wide = (max(side // ENOUGH, 1) for side in pixels.shape[:2])
     read = to_pil(pixels[::high, ::wide])
@@ -303,7 +302,7 @@ def structure(pixels: np.ndarray) -> float:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Mean of (h, w) over each complete square. Images narrower than a square use smaller squares."""
+    """Average values (h, w) over each complete square. Images narrower than a square get smaller squares."""
     high, wide = (min(SQUARE, side) for side in values.shape)
     rows, columns = values.shape[0] // high, values.shape[1] // wide
     return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

@@ -1,7 +1,7 @@
 """`mmdec.Chat`: a dialogue about images, turn by turn over one key-value cache.
 
-Each answer is that of `model.generate` on the whole dialogue so far over the same cache. Earlier turns are not computed
-again, and the drafter's state continues with the cache.
+Each answer equals that of `model.generate` on the whole dialogue so far, over the same cache. Earlier turns are not
+computed again, and the drafter's state continues with the cache.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Chat:
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        """Load the model and its drafter; options as for `mmdec.describe`. Raises InputError for a refused one."""
+        """Load the model and its drafter. options: see the class. Raises InputError if an option is refused."""
         remaining: dict[str, Any] = {**options}
         for name in LACKING:
             if name in remaining:
@@ -70,9 +70,9 @@ class Chat:
         self._request = DescriptionRequest.of(vlm, decoding, remaining)
         self._messages: list[Message] = []  # the model's answers included
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
-        self._seen: Evidence = {}  # evidence of the last answer's pictures; the next answer may be about any picture
+        self._seen: Evidence = {}  # the last answer's evidence, which covers all pictures so far
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end token
-        self._cache: DynamicCache | None = None  # holds all ids, perhaps without the last; None: build it again
+        self._cache: DynamicCache | None = None  # of `_ids`, perhaps without the last one; None: build it again
         self._lock = threading.Lock()
 
     @property
@@ -124,7 +124,7 @@ class Chat:
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
-        """Inputs for the whole dialogue's ids: this turn's images or, without a cache, those of all turns."""
+        """Make model inputs: ids of the whole dialogue, and this turn's images; without a cache, all turns' images."""
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
@@ -144,7 +144,7 @@ class Chat:
         return inputs
 
     def _turn(self, message: Message) -> str:
-        """What the chat template adds after the last answer: its end, the question, the next answer's start."""
+        """Render what the chat template adds after the last answer: its end, the question, the next answer's start."""
         mark = "(answer)"
         while any(mark in part.get("text", "") for part in message["content"]):
             mark += ")"
@@ -153,7 +153,7 @@ class Chat:
         return text.rpartition(mark)[2]
 
     def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
-        """Append an answer to the dialogue's ids (1, L), without its end token, because the template writes it."""
+        """Append an answer to the dialogue's ids (1, L). The end token is left out: the template writes it."""
         config: Any = self._request.vlm.model.generation_config
         given = self._request.options.get("eos_token_id")
         end: Any = config.eos_token_id if given is None else given
@@ -162,7 +162,7 @@ class Chat:
         return torch.cat([ids, ids.new_tensor([continued])], 1)
 
 
-MAX_PIXELS = 8_000_000  # a picture's limit: strangers send it. A larger JPEG is read at a reduced size
+MAX_PIXELS = 8_000_000  # the most pixels of a picture from a stranger. A larger JPEG is read smaller
 DECODING = ("rule", "num_speculative_tokens", "seed", "statistics", "on_round")
 
 
@@ -176,11 +176,11 @@ class Dialogue:
 
     @classmethod
     def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
-        """Read a dialogue. Raises InputError if the template or the processor refuses it, or it exceeds the model's
-        positions.
+        """Read a dialogue.
 
         messages: in the format of chat templates, each with a list of parts. images: in the order of the messages'
             image parts.
+        Raises: InputError if the template or the processor refuses the dialogue, or it exceeds the model's positions.
         """
         pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
         question = Question("", pictures, _written(vlm, messages))
@@ -195,7 +195,7 @@ class Dialogue:
 
 
 def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """The dialogue as the chat template writes it. Raises InputError for one that it does not take whole."""
+    """Render a dialogue by the chat template. Raises InputError if the template refuses it or drops a text."""
     said = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
     if any(vlm.image_token in text for text in said):
         raise InputError(f"`messages` must have no {vlm.image_token!r} in a text, but have one. Send the picture.")
@@ -210,7 +210,7 @@ def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
 
 
 def answer(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]) -> list[Description]:
-    """Continue several dialogues as one batch: exactly the answers of `model.generate`.
+    """Continue several dialogues as one batch. The answers are exactly those of `model.generate`.
 
     options: as for `describe`, except model, processor, batch_size and on_text.
     Returns: a `Description` for each dialogue, in order. Raises: InputError if an option is refused.

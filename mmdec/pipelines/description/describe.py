@@ -120,10 +120,11 @@ def describe(
         `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found
         there, else one shipped for the model's weights, else "lookup".
     batch_size: questions answered together. Default 8.
-    rule, num_speculative_tokens, seed, statistics: as for `mmdec.generate`.
+    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed and learned draft sizes,
+        as for `mmdec.generate`.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
     dtype: precision of a model given by name. Default None: float32.
-    threads: as for `translate_speech`.
+    threads: torch's CPU threads for this call. Default None: chosen as by `translate_speech`.
     on_text: called with each accepted piece of the answer; for one question only. An exception from it ends the call.
     on_round: called with each `Round` and its text; its `rows` count the questions of the call. An exception from it
         ends the call.
@@ -185,8 +186,8 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
 def _in_batches(
     request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
 ) -> dict[int, Description]:
-    """Answer questions, keyed by index, `batch_size` at a time. Errors of questions that the processor refuses are
-    added to `errors`."""
+    """Answer questions, keyed by index, `batch_size` at a time. If the processor refuses a question, its error is added
+    to `errors`."""
     descriptions: dict[int, Description] = {}
     indices = list(questions)
     for start in range(0, len(indices), batch_size):
@@ -206,14 +207,14 @@ def _tensors(
     batch: Sequence[int],
     errors: dict[int, InputError],
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """Model inputs of a batch, and the indices of the questions that the processor accepts. Errors of the others are
-    added to `errors`."""
+    """Make the model's inputs of a batch. Returns them, and the indices of the questions that the processor accepts.
+    Errors of other questions are added to `errors`."""
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
         inputs = tensors(vlm, [question.text for question in chosen], chosen)
     except MemoryError:
         raise
-    except Exception as error:  # find the question of the batch that causes it
+    except Exception as error:  # find the question of the batch that causes the error
         refused = dict[int, InputError]()
         for index in batch:
             try:

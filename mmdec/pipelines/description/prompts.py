@@ -58,7 +58,7 @@ def user_message(vlm: LoadedVlm, question: Question) -> Message:
 
 
 def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Render the dialogue, ending where the model continues. Raises InputError if an image is dropped."""
+    """Render the dialogue up to where the model continues. Raises InputError if the template drops an image."""
     text: str = vlm.processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     images = [part for message in messages for part in message["content"] if part["type"] == "image"]
     if text.count(vlm.image_token) != len(images):
@@ -70,7 +70,7 @@ def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
 
 
 def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True) -> dict[str, Any]:
-    """The inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
+    """Make the inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
     begins: whether the texts begin a dialogue; then the tokenizer's start token is added if the template writes none.
 
@@ -92,8 +92,8 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
 
 
 def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """The errors, by row, for prompts in `tensors` that exceed the model's positions. remedy: the message's last
-    sentence."""
+    """Return the errors, by row, for prompts that exceed the model's positions. inputs: made by `tensors`. remedy: the
+    message's last sentence."""
     rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
     return call.too_long(vlm.model, inputs, rule, remedy)
 

@@ -1,7 +1,7 @@
 """Runs the recordings of a `transcribe` call: in batches, or cut at pauses and side by side.
 
-`in_batches` gives each batch to one `generate`, as stock does. `in_pieces` gives each piece of a recording a `generate`
-of its own, whose passes of the decoder are shared.
+`in_batches` decodes each batch by one call of `generate`, as transformers does. `in_pieces` decodes each piece of a
+recording by its own call; calls that run side by side share the passes of the decoder.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from mmdec.targets.whisper_together import Together
 from mmdec.types import InputError
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
-UNSURE = 0.7  # a lower confidence of the shipped model names another
+UNSURE = 0.7  # if the shipped model's confidence is lower, the note names another model
 FOR_PEOPLE = "openai/whisper-base"
 Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
-NOBODY = "without a voice"  # reason for a long recording in which no piece was found
+NOBODY = "without a voice"  # the note's words for a long recording in which no speech was found
 OnTranscript = Callable[[int, Transcript], None]
 Languages = str | Sequence[str] | None
 
@@ -54,7 +54,7 @@ class Decoded:
     usage: Usage
     samples: int
     features: float  # seconds of computing the features
-    rest: float  # seconds that no stage counts
+    rest: float  # seconds that belong to no stage
 
 
 def in_batches(
@@ -88,7 +88,7 @@ def in_pieces(
     progress: Progress | None = None,
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
-    """Transcribe recordings (T,), keyed by index, of which those longer than one window are cut at pauses. `batch_size`
+    """Transcribe recordings (T,), keyed by index. Recordings longer than one window are cut at pauses, and `batch_size`
     pieces are decoded side by side. Returns the transcripts by index."""
     transcripts = silent_transcripts(request.languages, samples)
     most = request.whisper.extractor.n_samples
@@ -123,7 +123,7 @@ def in_pieces(
 
 
 def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
-    """A recording of so many samples, from what was decoded of its pieces; each with the index of its first sample."""
+    """Join the decoded pieces of a recording. parts: (first sample's index, piece). samples: recording's length."""
     if len(parts) == 1 and parts[0][1].samples == samples:
         return parts[0][1]
     usage = Usage()
@@ -138,7 +138,7 @@ def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
 def in_order(
     wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
 ) -> Callable[[], None]:
-    """A function that tells the caller the transcripts found since, in the order of the recordings."""
+    """Make a function that calls `on_transcript` for each new transcript in `found`, in the order of the recordings."""
     left = list(wanted)
 
     def tell() -> None:
@@ -150,14 +150,14 @@ def in_order(
 
 
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
-    """The transcripts of silent recordings, by index. languages: of the whole call."""
+    """Return the empty transcripts of silent recordings, by index. languages: the whole call's argument `language`."""
     levels = {index: silent(recording) for index, recording in samples.items()}
     return {index: _nothing(languages, index, samples[index], level) for index, level in levels.items() if level}
 
 
 def _nothing(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
-    """An empty transcript for a silent recording, which the model is not given: it would invent words. level: how
-    silent, in words."""
+    """Make an empty transcript of a silent recording. The model does not get the recording: it would invent words.
+    level: how silent it is, in words."""
     return Transcript(
         text="",
         language=languages if languages is None or isinstance(languages, str) else languages[index],
@@ -182,7 +182,7 @@ def transcribe_batch(
     """Transcribe one batch of 16 kHz recordings (T,), either all within one window or all longer.
 
     indices: positions of the recordings in the whole call, which select their languages.
-    on_window: called before each window with the progress (B, 2) in frames.
+    on_window: called before each window with the progress (B, 2): frames done and frames in total.
     """
     with _decoding(request):
         return [_transcript(request, one) for one in _decoded(request, indices, recordings, on_window)]
@@ -195,7 +195,7 @@ def _decoded(
     on_window: Callable[[Tensor], None] | None,
     together: Together | None = None,
 ) -> list[Decoded]:
-    """Decode one batch, within `_decoding`. together: its jobs' passes are shared. Others: see `transcribe_batch`."""
+    """Decode one batch, inside `_decoding`. together: shares decoder passes with other batches; None: share none."""
     model = request.whisper.model
     stopwatch = Stopwatch(model.device)
     inputs = request.features(recordings)
@@ -225,12 +225,12 @@ def _decoded(
 
 
 def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
-    """The transcript of a recording."""
+    """Make the transcript of a decoded recording, with its confidence."""
     whisper, usage = request.whisper, decoded.usage
     tokens = [token for segment in decoded.segments for token in segment.tokens]
     seen = evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(whisper.model), decoded.samples)}
     sure = confidence(seen, request.calibrations, TRANSCRIPT)
-    if TRANSCRIPT not in request.calibrations:  # loops are likely by their tokens: another Whisper's curve knows them
+    if TRANSCRIPT not in request.calibrations:  # repeated text has probable tokens; another Whisper's curve detects it
         sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
     return Transcript(
         text=whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
@@ -251,7 +251,7 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
 
 
 def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
-    """The output of `generate`. Raises InputError for an option that it refuses, and the caller's own exceptions."""
+    """Call `generate`. Raises InputError for an option that it refuses, and callbacks' exceptions unchanged."""
     try:
         return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
     except (InputError, MemoryError, torch.OutOfMemoryError):
@@ -259,14 +259,14 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
     except _CallerError as error:
         raise error.own from None
     except Exception as error:
-        # transformers refuses arguments by ValueError; odd types fail anywhere before the first window.
+        # transformers raises ValueError for refused arguments; wrong types fail anywhere before the first window.
         if isinstance(error, ValueError) or not meter.prompts:
             raise options_error(request.given, error, option_names(request.whisper.model)) from error
         raise
 
 
 def _advice(whisper: LoadedWhisper, sure: float) -> str:
-    """Which model to take where the shipped one, which learned from synthetic voices, is unsure; else ""."""
+    """Advise another model if the shipped one, which learned from synthetic voices, is unsure; else ""."""
     shipped = whisper.directory is not None and whisper.directory.name == DEFAULT_MODEL
     if not shipped or sure >= UNSURE:
         return ""
@@ -274,12 +274,12 @@ def _advice(whisper: LoadedWhisper, sure: float) -> str:
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
-    """Log of text tokens per second. first: the first timestamp token; timestamps are not counted."""
+    """Log of text tokens per second. first: id of the first timestamp token; timestamps are not counted."""
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
 def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
-    """A transcript's stages. features, rest: seconds of computing the features, and those that no stage counts."""
+    """A transcript's seconds by stage. features: seconds of computing features. rest: seconds outside all stages."""
     parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
     return {**parts, "total": sum(parts.values()) + rest}
 
@@ -287,9 +287,9 @@ def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
 def _segments(
     request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None, seconds: float
 ) -> list[Segment]:
-    """transformers' segments with their text and, if requested, words whose times are consistent with them.
+    """Convert transformers' segments: add their text and, if requested, words with times that fit the segments.
 
-    seconds: the recording's length, the latest end of a segment: the model also reads the silence after the sound.
+    seconds: the recording's length. No segment ends later, although the model also reads the silence after the sound.
     """
     tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
@@ -358,7 +358,7 @@ def _window_progress(progress: Progress, done: float, total: float, whisper: Loa
 
 @contextmanager
 def _decoding(request: TranscriptionRequest) -> Iterator[None]:
-    """Hold what a call of `generate` needs: locks, warnings."""
+    """Hold the model's locks and silence warnings while `generate` runs."""
     model, words = request.whisper.model, request.timestamps == "word"
     with _attention(model, words, request.speculation.networks), without_own_warnings():
         yield
@@ -370,9 +370,9 @@ def _attention(
 ) -> Iterator[None]:
     """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
 
-    words: word timestamps are wanted, which hides a NumPy 2 warning. If modules have a `forward` of their own,
-        `generate` sets the model's attention to "eager" and leaves it, so the lock is exclusive: a mask made for one
-        implementation must not be used by another.
+    words: whether word timestamps are wanted; then a warning of NumPy 2 is silenced. If a module's `forward` was
+        replaced, `generate` sets the model's attention to "eager" and does not set it back. Then the lock is exclusive:
+        a mask made for one attention must not be used by another.
     """
     if not words:
         with reading(model, *others):

@@ -1,7 +1,7 @@
-"""Transcribes by language models that hear (Qwen2-Audio, Voxtral, ...): the same tokens as `model.generate` on what the
-family's own processor makes of the recordings and of its request to transcribe.
+"""Transcribes by language models that hear (Qwen2-Audio, Voxtral, ...). The tokens equal those of `model.generate` on
+the inputs of the model's own processor: the recordings, and its request to transcribe them.
 
-These models have no windows, timestamps, tasks or fallback: options of Whisper that mean nothing here are refused.
+These models have no windows, timestamps, tasks or fallback, so these options of Whisper are refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ListeningRequest:
     speculation: Speculation
     options: Mapping[str, Any]
     prompt: str | None
-    languages: str | Sequence[str] | None  # of the whole call
+    languages: str | Sequence[str] | None  # one for the whole call, or one for each recording
     calibrations: Mapping[str, Calibration]
 
     @classmethod
@@ -78,7 +78,7 @@ class ListeningRequest:
     ) -> ListeningRequest:
         """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
 
-        decoding: with a drafter that `as_drafter` resolved. recordings: their number in the call.
+        decoding: with a drafter from `as_drafter`. recordings: their number in the call.
         """
         name = type(heard.model).__name__
         whisper = "Leave it out, or use a Whisper."
@@ -111,16 +111,16 @@ class ListeningRequest:
         return cls(heard, speculation, options, prompt if prompt and prompt.strip() else None, languages, calibrations)
 
     def check(self, samples: Tensor) -> Tensor:
-        """See `LoadedAudioLm.check`."""
+        """Raise InputError if the model cannot take samples (T,). Returns them."""
         return self.heard.check(samples)
 
     def language(self, index: int) -> str | None:
-        """The language that was given for a recording."""
+        """The language that the caller gave for a recording, by its position in the call."""
         languages = self.languages
         return languages if languages is None or isinstance(languages, str) else languages[index]
 
     def inputs(self, samples: Mapping[int, Tensor]) -> dict[str, Any]:
-        """The inputs of `generate` for recordings (T,), by their positions in the call."""
+        """Make the inputs of `generate` for recordings (T,), keyed by their positions in the call."""
         languages = None if self.languages is None else [self.language(index) for index in samples]
         return self.heard.inputs([*samples.values()], self.prompt, languages)
 
@@ -217,7 +217,7 @@ def _transcript(
 def _languages(
     heard: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
 ) -> str | Sequence[str] | None:
-    """The call's languages, each tried with the processor. Raises InputError for one that it does not know."""
+    """Check a call's languages by trying each with the processor. Raises InputError for an unknown language."""
     if language is None:
         return None
     if "language" not in heard.requests:

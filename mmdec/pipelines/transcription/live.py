@@ -1,8 +1,8 @@
 """`mmdec.transcribe_stream`: sound that is still arriving to text, provisional at first and then final.
 
-A window of speech is decoded again and again while it grows. Its text is provisional until it closes, by a pause or by
-being full; then it is decoded once more, as `transcribe` decodes the same samples. Each decoding drafts the text of the
-one before, so that what did not change costs a pass or two of the decoder.
+A window of speech is decoded again and again while it grows. Its text is provisional until the window closes: at a
+pause, or when it is full. Then the window is decoded once more, as `transcribe` decodes the same samples. Each decoding
+uses the text of the last decoding as draft, so that text that did not change costs a pass or two of the decoder.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter
 from mmdec.pipelines.transcription.transcript import Segment, Transcript, moved
 from mmdec.types import InputError
 
-HEAD = 12  # bytes by which a file is told from samples
+HEAD = 12  # first bytes of a pipe, which tell a sound file from samples without a header
 MARGIN = 5.0  # seconds that the encoder reads after the sound of provisional text; see docs/guide/transcribe.md
 CHAIN = 31  # tokens of the last text that are drafted at once
-TEXTS = 3  # of a window that are kept for drafts
+TEXTS = 3  # number of a window's last texts that are kept for drafts
 TIMES = 50  # timestamp tokens in a second
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 LOUDEST = 8.0  # times full scale; louder samples are refused
@@ -61,8 +61,8 @@ Taken = TypeVar("Taken")
 class StreamUpdate:
     """The text of one window of a stream, as it is known now.
 
-    A final update is the last one of its window, and its transcript is what `transcribe` gives for the same samples. A
-    provisional one replaces the one before of the same window.
+    A provisional update replaces the window's earlier update. A final update is the last update of its window, and its
+    transcript equals that of `transcribe` on the same samples.
     """
 
     start: float  # seconds from the stream's beginning
@@ -117,8 +117,8 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
     sample_rate: Hz of the samples. Default 16000.
     encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
     every: seconds of new sound after which provisional text is renewed. Default 1. At most once for each chunk, so that
-        a slow machine renews it less often and does not fall behind. It is read with `audio_context=5` and has no
-        words' times. None: no provisional text.
+        a slow machine renews it less often and does not fall behind. Provisional text is decoded with
+        `audio_context=5` and has no words' times. None: no provisional text.
     pause: seconds of silence that end a window. Default 1.
     pauses: what silence is: "energy" (default) or "webrtc", as for `translate_speech`.
     drafter: as for `transcribe`, for a window's first decoding; later ones draft its last text. None: no drafts at all.
@@ -143,7 +143,7 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
 @final
 @dataclass(frozen=True)
 class StreamedSound:
-    """What arrives and when it is decoded: options of `transcribe_stream`, which documents them."""
+    """Options of `transcribe_stream` on the sound and on when it is decoded; `transcribe_stream` documents them."""
 
     sample_rate: int = SAMPLE_RATE
     encoding: str = "s16"
@@ -161,13 +161,13 @@ class StreamedSound:
 
 
 def _taken(kind: type[Taken], options: dict[str, Any]) -> Taken:
-    """The options that are fields of a dataclass, which are taken out."""
+    """Move the options that are fields of a dataclass out of `options`, and make the dataclass from them."""
     return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
 
 
 @final
 class LiveTranscriber:
-    """The same as `transcribe_stream`, for callers that get sound by calls: `feed` each chunk, then `end`."""
+    """Does the same as `transcribe_stream` by calls: `feed` each chunk when it arrives, then `end`."""
 
     def __init__(self, **options: Unpack[StreamOptions]) -> None:
         """The arguments are those of `transcribe_stream`. Raises InputError if one is refused."""
@@ -182,7 +182,7 @@ class LiveTranscriber:
         self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)
         first = fitting(self._decoding, whisper.model)
         self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
-        # Provisional text needs no times of words, and no silence up to 30 s; its tokens are nearly always the same.
+        # For provisional text: no words' times, and no silence up to 30 s. The tokens are nearly always the same.
         self._quick = replace(
             request,
             margin=MARGIN if request.margin is None else request.margin,
@@ -190,11 +190,11 @@ class LiveTranscriber:
         )
         self._threads, self._encoding = threads, sound.encoding
         self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
-        self._half = b""  # bytes of a sample of which more will come
+        self._half = b""  # the first bytes of a sample whose rest has not arrived
         self._resampler = StreamResampler(whole_rate(sound.sample_rate))
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
-        self._decoded: Window | None = None  # what was decoded last
-        self._settled: Transcript | None = None  # its transcript, if it is what `transcribe` gives
+        self._decoded: Window | None = None  # the window that was decoded last
+        self._settled: Transcript | None = None  # transcript of `_decoded`, if equal to that of `transcribe`
         self._texts: list[list[int]] = []  # the tokens of the window's last texts, the newest first
 
     @property
@@ -211,8 +211,7 @@ class LiveTranscriber:
             yield provisional
 
     def end(self) -> Iterator[StreamUpdate]:
-        """Yield the last window's update: no chunk follows. Raises InputError if bytes ended within a sample; the
-        window's text is yielded before."""
+        """End the stream: yield the final updates. Then raise InputError if the last chunk ended inside a sample."""
         closed = self._windows.add(self._resampler.add(np.zeros(0), last=True))
         for window in [*closed, *self._windows.end()]:
             yield self._final(window)
@@ -223,7 +222,7 @@ class LiveTranscriber:
             )
 
     def _samples(self, chunk: Chunk) -> np.ndarray:
-        """One channel (T,) of a chunk, in [-1, 1]."""
+        """Convert a chunk to one channel (T,) in [-1, 1]. Raises InputError if it cannot be read."""
         if isinstance(chunk, (bytes, bytearray, memoryview)):
             whole = self._half + bytes(chunk)
             used = len(whole) - len(whole) % BYTES[self._encoding]
@@ -233,7 +232,7 @@ class LiveTranscriber:
             sound = samples_of(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
-        wrong = ~(np.abs(sound) <= LOUDEST)  # also where it is NaN
+        wrong = ~(np.abs(sound) <= LOUDEST)  # also True for NaN
         if wrong.any():
             raise InputError(
                 f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {len(sound)} of one are NaN or "
@@ -242,7 +241,7 @@ class LiveTranscriber:
         return sound.clip(-1.0, 1.0)
 
     def _final(self, window: Window) -> StreamUpdate:
-        """Decode a closed window, unless just that was decoded."""
+        """Decode a closed window, unless its last decoding had the same sound and options."""
         decoded, settled = self._decoded, self._settled
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
@@ -265,7 +264,7 @@ class LiveTranscriber:
         return _update(sound, transcript, final=False)
 
     def _transcript(self, window: Window, request: TranscriptionRequest) -> Transcript:
-        """What `transcribe` gives for a window."""
+        """Decode a window, with its last text as draft."""
         if self._texts and self._texts[0] and self._decoding.drafter is not None:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
@@ -283,17 +282,17 @@ class LiveTranscriber:
         first = first_time(request.whisper.model)
         if last < first:  # text without times
             return ends[:1]
-        short = request is self._quick  # then a text ends with the second in which the sound ends
+        short = request is self._quick  # then the text ends with the timestamp of the second in which the sound ends
         return [first + TIMES * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last, *ends[:1]]
 
 
 def piped(
     stream: BinaryIO, rate: int | None = None, encoding: str | None = None
 ) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
-    """The sound of a pipe: samples without a header, a wav stream, or another sound file.
+    """Read sound from a pipe: samples without a header, a wav stream, or another sound file.
 
-    rate, encoding: for samples without a header. None: 16000 and "s16", unless the bytes begin as a file does.
-    Returns: the rate in Hz and samples (T,) as they come; for another sound file the whole of it, as a file object.
+    rate, encoding: of samples without a header. Both None: 16000 and "s16", unless the pipe begins like a sound file.
+    Returns: the rate in Hz and pieces of samples (T,) as they arrive; for another sound file, all of it as file object.
     Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
     """
     if encoding is not None:

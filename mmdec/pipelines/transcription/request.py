@@ -2,15 +2,15 @@
 loop.
 
 `UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
-temperature; it runs the rounds and counts them. Two things happen outside of it. First, the encoder runs earlier; its
-copy that remembers windows times its passes. Second, transformers drops recordings that have ended, and decodes some
-again at another temperature, without saying which: its `monitor_progress` reveals the former, and a comparison of the
-encoder's features the latter. An index of the rows cannot travel with the call instead: of all that `generate` gets,
-transformers selects only the features and the decoder's prompts for rows that it decodes again.
+temperature; it runs the rounds and counts them. It must also know two things that happen outside of it. First, the
+encoder runs earlier: a copy of the encoder, which remembers windows, times the passes. Second, transformers drops
+recordings that have ended, and decodes some again at another temperature, but does not say which. `monitor_progress`
+shows which have ended; a comparison of the encoder's features shows which are decoded again. (Row numbers cannot be
+passed along: for rows that it decodes again, transformers selects only features and prompts.)
 
-Limit: features cannot distinguish equal recordings of one batch. If sampling at a temperature above 0 made their texts
-differ and one is decoded again, the first of them is assumed. Their rounds, seconds and confidence may then be
-exchanged; their texts and the batch's total are right.
+Limit: equal recordings of one batch have equal features. If sampling made their texts differ and one is decoded again,
+the first of them is assumed. Then their rounds, seconds and confidence may be exchanged; their texts and the batch's
+total are right.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 AudioContext = Literal["auto"] | float | None
 AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # seconds; measured in docs/guide/transcribe.md
-FITTED = "whisper-base"  # whose confidence is doubted where a model has no fit of its own
-GUARDED = 16  # tokens after which a text is looked at again
+FITTED = "whisper-base"  # its calibration is an upper limit for models that have no calibration
+GUARDED = 16  # after so many tokens, a text is checked again for repetition
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
@@ -114,8 +114,8 @@ class TranscriptionRequest:
     has_timestamps: bool  # whether the model has timestamps; without them it can only transcribe one window
     given: tuple[str, ...] = ()  # names of the options that the caller passed
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
-    margin: float | None = None  # seconds after the sound that the encoder reads; None: whole windows
-    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # another model's, where this one has none
+    margin: float | None = None  # seconds that the encoder reads after the sound; None: whole windows
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s, if the model has none
 
     @classmethod
     def of(
@@ -166,7 +166,7 @@ class TranscriptionRequest:
         return samples // extractor.hop_length > extractor.nb_max_frames
 
     def check(self, samples: Tensor) -> Tensor:
-        """Raise InputError if samples (T,) cannot be transcribed."""
+        """Raise InputError if samples (T,) cannot be transcribed. Returns them."""
         if self.is_long(len(samples)) and not self.has_timestamps:
             raise InputError(
                 f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
@@ -189,8 +189,8 @@ class TranscriptionRequest:
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The features of one batch: input_features (B, mels, T) and attention_mask (B, T), equal to those of single
-        calls."""
+        """Compute one batch's input_features (B, mels, T) and attention_mask (B, T). They equal those of single
+        recordings."""
         extractor, model = self.whisper.extractor, self.whisper.model
         whole: dict[str, Any] = {"padding": "longest", "truncation": False} if self.is_long(len(recordings[0])) else {}
         features = [
@@ -215,7 +215,7 @@ class TranscriptionRequest:
         }
 
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
-        """The arguments of `generate`, except features and the custom loop. long: longer than one window."""
+        """The arguments of `generate` without features and loop. long: recordings are longer than one window."""
         arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
         if isinstance(self.languages, str):
             arguments["language"] = self.languages
@@ -328,12 +328,12 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
 
 
 def _home(name: str) -> Path | None:
-    """The folder of a shipped model; None if it is not here."""
+    """The folder of a shipped model; None if it is not installed."""
     return next((home / name for home in model_folders() if (home / name).is_dir()), None)
 
 
 def _margin(context: AudioContext) -> float | None:
-    """Seconds after the sound that the encoder reads; None: the rest of the window."""
+    """Check `audio_context`. Returns the seconds that the encoder reads after the sound; None: whole windows."""
     if context is None:
         return None
     if context == "auto":
@@ -369,26 +369,26 @@ class UsageMeter:
         together: Together | None = None,
     ) -> None:
         """recordings: number in the batch. on_window: called with the progress that `window` gets. on_round: called
-        with each round, whose rows are recordings of the batch. margin: see `TranscriptionRequest`. begins: for word
-        timestamps, see `SpokenTokens`. together: shares passes with other calls; its jobs make them."""
+        with each round, whose rows are recordings of the batch. margin: see `TranscriptionRequest`. begins: tells which
+        tokens begin a word, for word timestamps. together: shares decoder passes with other calls; None: share none."""
         once = encoding_once(model, self._encoder_pass, can_twin(model), margin, together)
         self._target = target_of(model) if together is None else WhisperTarget(model, together)
-        self.model, self._encoding = once  # only for this call
+        self.model, self._encoding = once  # the model with a timed encoder, for this call alone
         if begins is not None:
             time_tokens(self.model, begins, lambda: self._encoding.sound)
         self.usage = [Usage() for _ in range(recordings)]
-        self.prompts: list[list[int]] = []  # (B, P) of the first window
+        self.prompts: list[list[int]] = []  # (B, P) token ids of the first window's prompts
         self._model, self._speculation = model, speculation
         self._on_window, self._on_round = on_window, on_round
         self._first_time = first_time(model)
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
-        self._begins = True  # whether the current window was not decoded yet
+        self._begins = True  # whether the current window has not been decoded yet
         self._earlier = [0] * recordings  # number of log-probabilities from earlier windows
-        self._rounds: dict[int, float] = {}  # recording -> its share of the rounds of this call
+        self._rounds: dict[int, float] = {}  # recording -> sum of its shares of this call's rounds
         self._encoder = 0.0  # seconds of the encoder that are not yet shared among recordings
         self._encoded: Tensor = torch.empty(0)  # (b, mels, T) the encoder's last input
-        self._decoded: Tensor = torch.empty(0)  # the features of the last call's rows
+        self._decoded: Tensor = torch.empty(0)  # features of the rows of the last `__call__`
 
     def start(self) -> None:
         """Start the clock: time before `generate` is called does not count."""
@@ -396,7 +396,7 @@ class UsageMeter:
 
     def window(self, progress: Tensor) -> None:
         """Start a window. progress: (B, 2), the current frame of each recording and its number of frames."""
-        if not self.prompts:  # the encoder has run for language detection only
+        if not self.prompts:  # so far the encoder ran only to detect the language
             self._share(decoder=self._stopwatch.lap() - self._encoder)
         self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
         self._begins = True
@@ -406,7 +406,7 @@ class UsageMeter:
     def __call__(
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Any:  # the result type of Speculation
-        """Decode one window at one temperature. input_ids: (b, P) of the rows that take part."""
+        """Decode one window at one temperature. input_ids: (b, P), the prompts of the rows that take part."""
         begins = self._begins
         self._recordings = self._taking_part()
         for index in self._recordings:
@@ -432,12 +432,12 @@ class UsageMeter:
     def _run(
         self, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any], seconds: float | None
     ) -> tuple[Any, float]:
-        """Run the rounds of one window. seconds: how much of the window the encoder has read; None: all.
+        """Run the rounds of one window. seconds: length of the part of the window that the encoder read; None: all.
 
-        Returns: the output, and the drafter's seconds. The output is None for a text that did not end, or that repeats
-            itself, where not all of the window was read.
+        Returns: the output, and the drafter's seconds. The output is None if only a part was read and the text does not
+            end or repeats itself.
         """
-        model = self._model  # the caller's model: its lock and statistics are found by it
+        model = self._model  # the caller's model, to which locks and statistics belong
         run = self._speculation.begin(self._target, model, input_ids, config, **inputs)
         drafter, tokens, looked = 0.0, list[int](), 0
         for round_ in run.rounds:
@@ -454,8 +454,8 @@ class UsageMeter:
         return run.output(config), drafter
 
     def _taking_part(self) -> Sequence[int]:
-        """Recordings of this call's rows: all in a new window, else the rows of the last call that are decoded
-        again."""
+        """Find the recordings of this call's rows. In a new window they are all; else find those that are decoded again
+        by their features."""
         last, self._decoded = self._decoded, self._encoded
         if self._begins:
             self._begins = False
@@ -479,7 +479,7 @@ class UsageMeter:
         return round_.drafter if drafts else 0.0
 
     def _share(self, decoder: float = 0.0) -> None:
-        """Share the seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
+        """Divide seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)

@@ -1,8 +1,8 @@
 """`mmdec.transcribe`: speech to text by Whisper, or by a language model that hears, with speculative decoding.
 
 transformers' own long-form code handles windows, timestamps, prompts, fallback and recordings over 30 s; the text
-equals that of `model.generate` with the same arguments. This module turns recordings into features and tokens into
-transcripts; `listening` does so for the others.
+equals that of `model.generate` with the same arguments. This module checks the call and its drafter. `batches` decodes
+by Whisper, `listening` by language models that hear.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["AUTO", "HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "l
 
 LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
 
-FOR = "ForConditionalGeneration"  # the end of a class's name
+FOR = "ForConditionalGeneration"  # end of the name of a model's class
 WHISPER = System(
     load_whisper,
     LoadedWhisper,
@@ -127,8 +127,9 @@ def transcribe(
 ) -> Transcript | list[Transcript]:
     """Transcribe speech: exactly the text of `model.generate` with the same arguments, in fewer passes of the decoder.
 
-    audio: as for `translate_speech`, at most an hour long. A list is transcribed in batches.
-    sample_rate: Hz of samples; None for files, which name their own.
+    audio: a path, a file object, bytes or samples, as for `translate_speech`; at most an hour long. A list is
+        transcribed in batches.
+    sample_rate: Hz of samples; None for files, which name theirs.
     model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or a
         language model that hears (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). Such a model has no windows: with it
         `timestamps`, `audio_context`, `cut_at_pauses`, `task` and Whisper's thresholds are refused.
@@ -143,26 +144,26 @@ def transcribe(
     task: "transcribe" (default) or "translate" (into English).
     prompt: text that might have come before the recording; to a language model, the request in its own words or, for
         Qwen3-ASR, the context. Default None: the request that the model's processor writes.
-    audio_context: NOT the stock model: the encoder reads the sound and so many seconds after it, instead of 30 s, which
-        makes short recordings faster; "auto" for 12 s. A text that does not end, or that repeats itself, is decoded
-        again with all of the window. Recordings are then decoded one by one. Default None: whole windows.
+    audio_context: NOT the stock model: the encoder reads the sound and this many seconds after it, instead of 30 s,
+        which makes short recordings faster; "auto": 12 s. A text that does not end, or that repeats itself, is decoded
+        again with the whole window. Recordings are then decoded one by one. Default None: whole windows.
     batch_size: recordings decoded together. Default 8. Those longer than one window (30 s) are batched separately.
-    cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s, which are transcribed
-        each by itself and side by side. Not the stock model's way, whose windows follow each other and overlap. A piece
-        or a shorter recording that has ended makes room for the next. Default False.
+    cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
+        transcribed by itself, and `batch_size` of them side by side: when one ends, the next one begins. The stock
+        model's windows are others: they follow each other and overlap. Default False.
     rule, num_speculative_tokens, seed, statistics: as for `mmdec.generate`. Each window restarts from the seed.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
     dtype: precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
-    threads: as for `translate_speech`.
+    threads: torch's CPU threads for this call. Default None: chosen as by `translate_speech`.
     progress: called with the seconds of sound done and in total. An exception from it ends the call.
-    on_transcript: called with a recording's index and its `Transcript` as soon as those before it are done, too.
+    on_transcript: called with a recording's index and its `Transcript`, in order, once it and all before are done.
     min_confidence: in [0, 1]: refuse transcripts whose `confidence` is lower. Default None: refuse none.
     on_round: called with each `Round` of the decoder; its `rows` count the recordings of the call. An exception from it
         ends the call.
     options: arguments of `generate`: temperature (a tuple is the fallback ladder), logprob_threshold,
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
-        max_new_tokens,
-        repetition_penalty and so on. With a ladder and word timestamps recordings are decoded one by one.
+        max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps, recordings are decoded one by
+        one.
     Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and
         its `note` says so.
     Raises: InputError if an argument or a recording is refused; BatchError for a list with such recordings; it holds
@@ -233,11 +234,11 @@ def _system(model: object) -> System[Any]:
 
 
 def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
-    """Resolve `transcribe`'s argument `drafter` to one that `speculate` takes; for a Whisper as follows.
+    """Resolve `transcribe`'s argument `drafter` to a value that `speculate` takes.
 
-    "auto" becomes the drafter that `auto_drafter` finds. "medusa" becomes the heads in the model's folder, "ctc" the
-    CTC head there, and a folder or hub id of heads those heads, loaded once in the model's device and precision.
-    Anything else is returned unchanged.
+    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds, "medusa" the Medusa heads in its folder,
+    "ctc" the folder of its CTC head, and a folder or hub id the Medusa heads in it. Heads are loaded once, on the
+    model's device and in its precision. Anything else is returned unchanged.
     Raises: InputError if there are no heads for this model.
     """
     if isinstance(whisper, LoadedAudioLm):

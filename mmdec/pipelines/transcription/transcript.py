@@ -21,8 +21,8 @@ SUBTITLES = ("srt", "vtt")
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 UNSPACED_FROM = "\u0e00"  # the first letter of the scripts that write no spaces
 OPENING = frozenset("\"'“‘«¿¡([{-")
-BROKEN = "\ufffd"  # decoded from an incomplete character
-MOST = 4  # maximum bytes of a character, and so tokens
+BROKEN = "\ufffd"  # what the tokenizer gives for an incomplete character
+MOST = 4  # the most bytes of a character, and so the most tokens
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Segment:
 
 
 def moved(segment: Segment, by: float) -> Segment:
-    """The segment and its words with `seconds` added to all times."""
+    """Return the segment with `by` seconds added to all times, those of its words, too."""
     words = segment.words and [replace(word, start=word.start + by, end=word.end + by) for word in segment.words]
     return replace(segment, start=segment.start + by, end=segment.end + by, words=words)
 
@@ -115,7 +115,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Cue:
-    """One subtitle: text that is shown at once."""
+    """One subtitle: a text and when it is shown."""
 
     start: float
     end: float
@@ -125,7 +125,7 @@ class Cue:
 CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as in broadcasting
 CUE_LEAST = 21  # shortest cue, in letters, that may end with a sentence or clause
 SENTENCE, CLAUSE = tuple(".?!…。？！"), tuple(",;:–—、，；：")
-CLOSING = "\"'”’»)]"  # may follow a sentence or clause mark
+CLOSING = "\"'”’»)]"  # characters that may follow a sentence or clause mark
 PAUSE = 0.5  # seconds of silence that end a cue
 
 
@@ -157,7 +157,7 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
 
 
 def _clause(group: Sequence[Word]) -> int:
-    """Index at which a too long cue is cut: after its last clause, else at its end."""
+    """The number of words after which a too long cue is cut: after its last clause, else all."""
     able = (
         count
         for count in range(len(group), 0, -1)
@@ -175,7 +175,7 @@ def _ends(word: Word, marks: tuple[str, ...]) -> bool:
 
 
 def srt(segments: Iterable[Segment], first: int = 1) -> str:
-    """SubRip: cues numbered from `first` on, a comma before the milliseconds."""
+    """Write subtitles as SubRip. first: number of the first cue."""
     blocks = [
         f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text}\n"
         for number, cue in enumerate(cues(segments), first)
@@ -184,7 +184,7 @@ def srt(segments: Iterable[Segment], first: int = 1) -> str:
 
 
 def vtt(segments: Iterable[Segment]) -> str:
-    """WebVTT. Its text must not contain markup: &, < and > are escaped."""
+    """Write subtitles as WebVTT. &, < and > in a text would be markup, so they are escaped."""
     blocks = ["WEBVTT\n"]
     for cue in cues(segments):
         text = cue.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -249,8 +249,8 @@ def agree(segments: Sequence[Segment]) -> list[Segment]:
     overlaps.
 
     Segment times are tokens that the model writes; word times come from an alignment to the sound, which is more exact.
-    Where two words overlap, the later one's start holds. A segment without words keeps its times unless its neighbours
-    overlap them.
+    If two words overlap, the first one is ended where the second one starts. A segment without words keeps its times,
+    unless its neighbours overlap it.
     """
     begins, floors, at = list[list[float]](), list[float](), 0.0
     for segment in segments:
@@ -273,10 +273,10 @@ def agree(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> list[bool | None]:
-    """For each token whether it begins a word; None for one that is not spoken, such as a mark.
+    """Return for each token whether it begins a word; None for a token that is not spoken, such as a mark.
 
-    decode: tokens -> text, without special ones. In scripts without spaces (Thai and all beyond it in Unicode) each
-        token may begin a word.
+    decode: tokens -> text, without special tokens. In scripts without spaces (Thai and all scripts after it in Unicode)
+        each token may begin a word.
     """
     found = list[bool | None]()
     for token in tokens:

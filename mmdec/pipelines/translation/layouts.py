@@ -1,8 +1,8 @@
 """The two layouts of a translator: the parts before and after the decoders. The decoders are the same in both.
 
-`phones` is the paper's DASpeech: it reads filterbanks; the graph's states drive the acoustic model, and phones become
-words by lexicon and n-gram. `pieces` is for natural voices: it writes English pieces, from which the text follows, and
-a separate voice reads the text aloud.
+`phones` is the paper's DASpeech: the encoder reads filterbanks, the graph's states drive the acoustic model, and phones
+become words by a lexicon and an n-gram. `pieces` is for natural voices: the decoders write pieces of English words,
+these make the text, and a separate voice reads the text aloud.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmdec.targets.units import EOS
 
 
 class Layout(Protocol):
-    """The parts of a translator that depend on its layout. Rows of units have no special units."""
+    """The parts of a translator that depend on its layout. In all methods, rows of units have no special units."""
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Convert 16 kHz sounds [(T,), ...] into the inputs of `source`, on the model's device."""
@@ -38,7 +38,7 @@ class Layout(Protocol):
     def mels(
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """Log mels [(F, 80), ...]; empty for a row without units.
+        """Compute log mels [(F, 80), ...]; empty for a row without units.
 
         hidden: the graph's states (K + 1, D) for each row's units and </s>; None: the autoregressive decoder chose the
             units.
@@ -73,7 +73,7 @@ class PhoneLayout:
         spoken = [at for at, row in enumerate(rows) if row]
         if not spoken:
             return mels
-        # </s> is kept, with zero frames, as in training
+        # the acoustic model also gets </s>, with zero frames, as in training
         if hidden is None:
             inputs = [self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in spoken]
         else:
@@ -86,7 +86,7 @@ class PhoneLayout:
 
 @final
 class PieceLayout:
-    """The layout of translators that write English pieces: a voice then speaks the text, whichever decoder wrote it."""
+    """The layout of translators that write English pieces. A voice speaks the text, whichever decoder wrote it."""
 
     def __init__(self, parts: HeardParts) -> None:
         self.model, self.voice, self.english, self.speller = parts.model, parts.voice, parts.english, parts.speller
@@ -120,7 +120,7 @@ def layout_of(parts: DASpeechParts | HeardParts) -> Layout:
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[(N, ...), ...] -> (B, max N, ...) padded with zeros, and lengths (B,)."""
+    """Pad tensors [(N, ...), ...] with zeros. Returns (B, max N, ...), and lengths (B,)."""
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.nn.utils.rnn.pad_sequence([row.to(device) for row in rows], batch_first=True), lengths
 

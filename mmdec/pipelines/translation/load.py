@@ -25,13 +25,11 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """Load a translator, once for each model, device, dtype and vocoder. If the folder's files have changed, it is
-    loaded again.
+    """Load a translator, once for each model, device, dtype and vocoder; again if the folder's files have changed.
 
     model: a shipped name, a directory or a hub id.
     device: None: a GPU if there is one.
-    vocoder: None: the model's own; "griffin-lim": no weights needed; else published HiFi-GAN weights, a directory or
-        hub id.
+    vocoder: None: the model's own; "griffin-lim", which needs no weights; or a directory or hub id of HiFi-GAN weights.
     dtype: None: float32. bfloat16 and float16 apply to matrix products only; features, weights, the graph's
         probabilities and the vocoder stay in float32.
     Raises: InputError if model or vocoder is not found (the message says how to get it), is damaged, lies outside its
@@ -55,8 +53,9 @@ def as_translator(
 ) -> SpeechTranslator:
     """Resolve `translate_speech`'s argument `model` to a translator.
 
-    model: as for `load`, or a loaded translator; then `vocoder` must be None, and `device` and `dtype` None or its own.
-    Raises: InputError if they are not, and as for `load`.
+    model: a name, directory or hub id for `load`, or a loaded translator. With a loaded translator, `vocoder` must be
+        None, and `device` and `dtype` must be None or those of the translator.
+    Raises: InputError if these arguments do not fit, or if `load` raises it.
     """
     if not isinstance(model, SpeechTranslator):
         return load(model, device, vocoder=vocoder, dtype=dtype)

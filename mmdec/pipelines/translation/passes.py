@@ -22,13 +22,13 @@ class Graph:
     emissions: Tensor = field(repr=False)  # (L, V) log-probabilities of units
     links: Tensor = field(repr=False)  # (L, L) log-probabilities, -inf where there is no link
     units: list[str] = field(repr=False)  # V names
-    path: list[int]  # vertices in order; empty if the graph only drafts
+    path: list[int]  # vertices of the chosen path in order; empty if the graph only drafts
     chosen: list[str]  # the unit of each vertex on the path, <s> and </s> included
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a network after which units are final; or the graph's pass, which drafts them."""
+    """One pass of a network: it makes units final, or, for strategy "verified", the graph's pass drafts them."""
 
     piece: int  # index of the piece: a long recording is cut at its pauses
     units: list[str]  # units that this pass made final, in order
@@ -47,8 +47,8 @@ class PassListener:
     def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
-        self.limit: int | None = None  # maximum tokens; a decoder may run one step more
-        # whether the row has ended; a GPU decoder then still runs a few steps, because it rarely checks
+        self.limit: int | None = None  # the most tokens to report; a decoder may run one step more
+        # whether the row has ended: on a GPU the decoder checks this rarely, so it runs a few steps more
         self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
@@ -64,7 +64,7 @@ class PassListener:
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:
-        """A callback for `ArDecoder.generate`: one token (1,) of a row. Steps after the row's end are skipped."""
+        """Report a step of `ArDecoder.generate`, as its callback. tokens: (1,). Skips steps after the row's end."""
         if self._on_pass is not None and not self._ended:
             token = int(tokens)
             self._ended = token in (EOS, PAD)

@@ -197,6 +197,6 @@ def _translate(
 
 
 def _together(pieces: Sequence[SpokenTranslation]) -> float:
-    """Mean confidence of the pieces of one recording, weighted by their numbers of units."""
+    """Average the confidence of one recording's pieces, weighted by their numbers of units."""
     units = sum(len(piece.units) for piece in pieces)
     return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0

@@ -43,22 +43,23 @@ __all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation"
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # rows of a padded batch on a GPU
-RERANKED = 8  # texts of the graph that the autoregressive decoder reads
-DRAFT_NODES = 192  # draft nodes of a graph: for an utterance's units and alternatives
+RERANKED = 8  # number of the graph's best texts that the autoregressive decoder scores, for "reranked"
+DRAFT_NODES = 192  # the most nodes of a draft from the graph: an utterance's units and alternatives
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
 
 Rows = list[dict[str, float]]
 Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
-Reading = tuple[list[float], list[bool]]  # of a text's units and its end: log-probabilities; whether they are preferred
-# units; the graph's states [(K + 1, D), ...] for each row's path, </s> included; passes; evidence
+# for each unit of a text, its end included: the log-probability, and whether the decoder prefers this unit
+Reading = tuple[list[float], list[bool]]
+# for each row: units; the graph's states (K + 1, D) on its path, </s> included; number of passes; evidence
 _Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], Rows]
 
 
 def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> list[Reading]:
-    """Read each row's units in one pass of the autoregressive decoder.
+    """Score each row's units in one pass of the autoregressive decoder.
 
-    decoder: units (B, M) so far, states and their lengths -> logits (B, M, V). tokens: each row's units.
+    decoder: takes units (B, M), states and their lengths, and gives logits (B, M, V). tokens: each row's units.
     """
     rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
     said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -70,20 +71,20 @@ def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) 
 
 
 def second_opinion(reading: Reading) -> dict[str, float]:
-    """Evidence from the autoregressive decoder: its probabilities of a text's units, and the share of units for which
-    it prefers another."""
+    """Evidence from the autoregressive decoder: its probabilities of a text's units, and the share of units instead of
+    which it prefers another unit."""
     logprobs, agrees = reading
     return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
-    """Evidence from the graph. scores: (B,) log-probability of each row's path. lengths: (B,) its vertices."""
+    """Evidence from the graph. scores: (B,) log-probability of each row's path. lengths: (B,) vertices on the path."""
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
 
 def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
-    """Evidence from the probabilities of each row's units at their vertices. emissions: (B, L, V). vertices, tokens:
+    """Evidence from the graph's probabilities of the units on each row's path. emissions: (B, L, V). vertices, tokens:
     (B, K) of the path, padded with -1."""
     rows = zip(emissions, vertices, tokens, strict=True)
     return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
@@ -91,8 +92,7 @@ def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows
 
 def head_evidence(source: Source) -> Rows:
     """Evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks included; and
-    the number of pieces per frame, which is too low or too high for foreign speech and noise. Empty for a source
-    without a CTC head."""
+    the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC head."""
     heard = source.heard
     if heard is None:
         return [{} for _ in source.limits]
@@ -133,8 +133,8 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """calibrations: of the confidence, by way of decoding; None: use token probabilities.
-        dtype: for matrix products, except the vocoder's, which bfloat16 would make noisy.
+        """calibrations: of the confidence, by kind of decoding; None: use token probabilities.
+        dtype: for matrix products. The vocoder keeps float32: bfloat16 would make its sound noisy.
         """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
@@ -175,8 +175,8 @@ class SpeechTranslator:
         are padded into groups, and the rows of a group share its time equally. With `on_pass` they are processed one by
         one everywhere.
 
-        strategy: None is the model's own. "verified" is the autoregressive decoder's greedy output in fewer passes: the
-            graph drafts, it verifies. "reranked" takes that of the graph's best texts which both find likeliest.
+        strategy: None: the model's own. "verified" gives the autoregressive decoder's greedy output in fewer passes:
+            the graph drafts, this decoder verifies. "reranked" takes the graph's best text by both decoders' scores.
         on_pass: called after each pass of the linguistic decoder.
         """
         strategy = self.checked(strategy)
@@ -190,8 +190,8 @@ class SpeechTranslator:
             ]
 
     def checked(self, strategy: str | None) -> str:
-        """Check the strategy, and return it, or the model's own for None. Raises InputError for one that this model
-        does not have."""
+        """Check the strategy, and return it; for None return the model's own. Raises InputError if this model does not
+        have the strategy."""
         if strategy is None:
             return self.decoding.strategy
         check_strategy(strategy)
@@ -213,8 +213,8 @@ class SpeechTranslator:
     ) -> list[SpokenTranslation]:
         """Translate one padded batch (on a CPU a single utterance). The caller holds the model's lock.
 
-        A row's units are the same as without the batch; its samples differ by rounding only. on_pass: for a batch of
-        one, the recording's `piece`.
+        A row's units are the same as without the batch; its samples differ by rounding only. on_pass: only for a batch
+        of one. piece: index of this utterance, for `on_pass`.
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self._translate_together(samples, strategy, on_pass, piece)
@@ -272,7 +272,7 @@ class SpeechTranslator:
         return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
     def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
-        """Each row's units as `ArDecoder.generate` gives them, and the decoder's passes; the graph drafts."""
+        """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them."""
         listener.limit = source.limits[0]
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         listener.graph(lattice.emissions[0], lattice.links[0])
@@ -306,19 +306,19 @@ class SpeechTranslator:
         seen = path_evidence(path.scores, path.lengths)
         if read:
             seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
-        if self.model.ar is None:  # no second opinion: the graph's own
+        if self.model.ar is None:  # no autoregressive decoder can judge: take the graph's own probabilities
             own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             seen = [row | new for row, new in zip(seen, own, strict=True)]
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
 
     def _graphs_own(self, lattice: Lattice) -> Rows:
-        """Evidence for a text that the graph did not choose: how sure it is of its own."""
+        """Evidence for a text of the autoregressive decoder: how sure the graph is of its own path."""
         guided = getattr(self.model, "written", None) is not None
         path = self._path(lattice, "beam" if guided else "lookahead")
         return path_evidence(path.scores, path.lengths)
 
     def _path(self, lattice: Lattice, strategy: str) -> LatticePath:
-        """Each row's path through the graph, or its best paths side by side."""
+        """Find each row's path through the graph; for "reranked", each row's best paths, one after another."""
         if strategy in ("beam", "reranked"):
             count = RERANKED if strategy == "reranked" else 1
             return lattice.beam(getattr(self.model, "written", None), self.decoding.collapse, count)
@@ -330,8 +330,8 @@ class SpeechTranslator:
         )
 
     def _likeliest(self, paths: LatticePath, source: Source) -> tuple[LatticePath, list[Reading]]:
-        """Of each row's paths, side by side, the one of the highest sum of the beam search's score and the text's
-        log-probability by the autoregressive decoder, which reads all texts in one pass; and how it reads that text.
+        """Choose each row's best path: the highest sum of beam search score and log-probability of the path's text by
+        the autoregressive decoder, which reads all texts in one pass. Returns the paths, and their texts' readings.
 
         Source: after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
         """
@@ -359,7 +359,7 @@ class SpeechTranslator:
 
 
 def _spoken(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
-    """The steps of each path (N,) at which it emits a unit that is spoken, and these units."""
+    """Return for each path the steps (N,) whose unit is not a special unit, and these units."""
     keep = [row.nonzero()[:, 0] for row in paths.tokens >= SPECIALS]  # padding is -1
     return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
 
