@@ -54,7 +54,7 @@ ORDER = (
     "paper",
 )
 SAMPLES = Path("data/samples/english")  # used if there is no corpus
-SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # the same for pictures
+SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # and if that is missing
 GRACE = 10  # seconds that a benchmark has to end after its time limit
 
 Names = Annotated[
@@ -375,7 +375,7 @@ def asr(
 
 
 def _searched(given: Sequence[Path]) -> list[Path]:
-    """The given files, and those of given folders. Raises InputError for a folder without any."""
+    """Replace each folder by the audio files in it. Raises InputError for a folder without audio files."""
     found = [file for path in given if path.is_dir() for file in input_files([path], "IN", SOUNDS, None)]
     for refusal in (file.refusal for file in found if file.refusal):
         raise InputError(refusal)

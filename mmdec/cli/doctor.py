@@ -71,7 +71,7 @@ def doctor(
 
 
 def _text(found: Examination) -> str:
-    """The examination in words and tables."""
+    """Write the examination in words and tables."""
     template = "with the chat template" if found.template else "without a chat template"
     pictures = f", {found.pictures} with pictures" if found.pictures else ""
     lines = [
@@ -129,6 +129,6 @@ def _share(share: Share) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Aligned columns."""
+    """Write rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -284,11 +284,11 @@ def asr_table(report: dict[str, Any]) -> RenderableType:
     return Group(Text(title), grid, Text("\n".join(notes)))
 
 
-Show = Callable[[dict[str, Any]], str]  # of a report, the text of one figure
+Show = Callable[[dict[str, Any]], str]  # takes a report, and returns one figure as text
 
 
 def _rate(entry: Any) -> str:
-    """A share, or a rate with its interval, in percent."""
+    """Format a share, or a rate with its interval, in percent."""
     if not isinstance(entry, dict):
         return f"{100 * entry:.1f}"
     if entry.get("n") == 0 or entry["value"] is None:

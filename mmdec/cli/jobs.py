@@ -32,7 +32,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 @final
 @dataclass(frozen=True)
 class InputFile:
-    """A given path, or one in a given folder. refusal: why it cannot be read, or ""."""
+    """A file that the user named, or a file in a folder that the user named. refusal: why it cannot be read, or ""."""
 
     name: str
     refusal: str = ""
@@ -132,7 +132,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def unwritten(path: Path, error: OSError) -> str:
-    """The message for an output that could not be written."""
+    """Return the error message for an output file that could not be written."""
     return f"the output '{printable(str(path))}' cannot be written: {reason(error)}"
 
 
@@ -155,7 +155,7 @@ Target = TypeVar("Target")
 
 @final
 class Jobs(Generic[Target]):
-    """Reports failed inputs, and at the end their number."""
+    """The inputs of a call. Reports at the end which inputs failed and which outputs are likely wrong."""
 
     def __init__(self, files: Sequence[InputFile], targets: Sequence[Target], model: str) -> None:
         """Print on stderr, before anything is loaded, which inputs cannot be read. Exits with 1 if none can be read."""
@@ -171,11 +171,11 @@ class Jobs(Generic[Target]):
             self.end()
 
     def failed(self, name: str, message: str) -> None:
-        """Report a failed input, and remember it for the end."""
+        """Remember a failed input; `end` reports it."""
         self._failed.append((name, message))
 
     def done(self, name: str, confidence: float) -> None:
-        """Remember an output's confidence for the end."""
+        """Remember an output's confidence; `end` warns if it is low."""
         self._sure.append((name, confidence))
 
     def end(self, code: int = 0) -> None:
@@ -292,7 +292,7 @@ def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iter
         yield progress
 
 
-TURNS = 2  # runs of each kind, alternately; the faster one counts, because the first run also fills caches
+TURNS = 2  # runs with and without drafts, in turn; the faster one of each counts: the first also fills caches
 DIFFERS = 2  # exit code if a text differs
 
 Compare = Annotated[

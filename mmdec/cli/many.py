@@ -45,7 +45,7 @@ TableKind = Annotated[
 @final
 @dataclass(frozen=True)
 class Spread:
-    """How many inputs are divided."""
+    """Options for calls with many inputs: how the rows are divided, and the format of the results."""
 
     shard: Shard = None
     engine: EngineName = None
@@ -53,7 +53,7 @@ class Spread:
     table: TableKind = None
 
     def wanted(self, inputs: Sequence[str | Path]) -> bool:
-        """Whether inputs are done in parts that are kept, not file by file. Raises InputError for odd options."""
+        """Whether the inputs are processed in parts, like a list. Raises InputError for options that need a list."""
         several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
         if not several and (self.workers, self.table) != (None, None):
             name = "table" if self.workers is None else "workers"
@@ -70,9 +70,9 @@ class Spread:
     ) -> None:
         """Do all rows of the inputs that have no result yet. Exits with 1 if some failed.
 
-        work: what is done. output: the folder of results.
-        files: the argument's word for a file, and the suffixes of files to take from folders.
-        without: options that must not come with a list, and what was given.
+        work: what to do with each row. output: the folder of results.
+        files: the word for a file in errors, and the suffixes of files to take from folders.
+        without: options that must not be given here, with their values.
         """
         for name, value in without.items():
             if value:
@@ -122,7 +122,7 @@ class Spread:
 def _rows(
     verb: str, inputs: Sequence[str | Path], output: Path, files: tuple[str, Sequence[str]]
 ) -> tuple[list[Row], str]:
-    """The rows of a list, or of files and folders, and the folder that their paths begin at."""
+    """Return the rows of a list, or a row for each file; and the folder that relative paths start from."""
     if not any(is_manifest(name) for name in inputs):
         found = input_files(inputs, *files, output)
         return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(found)], os.getcwd()

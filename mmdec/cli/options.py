@@ -102,7 +102,7 @@ def language_or_none(language: str) -> str | None:
 
 
 def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:
-    """The named dtype; None: bfloat16 on a GPU, else float32. integers: see `check_dtype`. Raises InputError."""
+    """The named dtype; None: bfloat16 on a GPU, else float32. integers: allow int8. Raises InputError."""
     from mmdec.checks.devices import check_dtype, quick_dtype
 
     return quick_dtype(device) if dtype is None else check_dtype(dtype, integers)

@@ -26,10 +26,10 @@ WIDTH = 80  # the most columns of a table, even on a wider terminal
 
 
 def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any], Any]:
-    """A check of an option's file, made before anything is measured: its name must end in `suffix`.
+    """Make a callback that checks an option's file before anything is measured: its name must end in `suffix`.
 
-    printed: whether the option also accepts "-". `--json` takes the next word as its file: without this check that
-        could be a recording, which the report would overwrite.
+    printed: whether the option also accepts "-". `--json` takes the next word as its file: without this check, that
+        word could name a recording, and the report would overwrite it.
     """
 
     def checked(target: Any) -> Any:
@@ -84,8 +84,7 @@ Against = Annotated[
 
 @dataclass(frozen=True)
 class Destinations:
-    """The destinations of a benchmark's report. It is created before anything is measured, to refuse impossible ones at
-    once.
+    """The destinations of a benchmark's report. Make it before anything is measured: it refuses impossible ones.
 
     A benchmark that `reporting` decorates has the annotated fields as options.
     """

@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
     from mmdec.pipelines.transcription.transcript import Transcript
 
-FALLBACK = (
-    "Long recordings, and windows that are decoded again"  # a separate table, because these long names need the width
-)
-REFILLED = 8  # batches' recordings that are read at once where those that end make room for others
+FALLBACK = "Long recordings, and windows that are decoded again"  # a separate table of the help: its names are long
+REFILLED = 8  # with --cut-at-pauses, the recordings of this many batches are read at once
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Inputs = Annotated[
@@ -256,7 +254,7 @@ def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: b
 
 
 def _context(text: str | None) -> str | float | None:
-    """The option `--audio-context`: a number where it is one."""
+    """Convert the value of `--audio-context` to a number, if it is one."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -271,7 +269,7 @@ def _live(
     placed: tuple[str | None, str | None],
     options: dict[str, Any],
 ) -> None:
-    """Transcribe standard input. form: its rate and encoding, where given. placed: device and dtype."""
+    """Transcribe standard input. form: rate and encoding; None: not given. placed: device, dtype."""
     with loading(model, quiet=as_json):
         whisper = _load(model, *placed)
 
@@ -408,8 +406,8 @@ def transcribe_input(
 ) -> None:
     """Print the text of a stream: while it arrives for samples or a wav, at its end for another sound file.
 
-    kind: text, json, srt or vtt. form: rate and encoding, where they were given; then the stream is samples.
-    live: makes a `LiveTranscriber` from the stream's rate. whole: the lines for a file object.
+    kind: text, json, srt or vtt. form: rate and encoding; if one of them is given, the stream has no header.
+    live: makes a `LiveTranscriber` for a rate. whole: transcribes a file object, and returns the lines to print.
     """
     from mmdec.pipelines.transcription.live import piped
 
@@ -439,7 +437,7 @@ def transcribe_input(
 @final
 @dataclass
 class Printer:
-    """Prints updates: final text on stdout; provisional text on stderr in a line that is overwritten, on a terminal."""
+    """Prints final text on stdout. On a terminal, prints provisional text on stderr, in a line that is overwritten."""
 
     kind: str
     as_json: bool

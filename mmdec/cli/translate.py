@@ -104,7 +104,7 @@ def translate(
 
 
 def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: bool) -> None:
-    """Translate all files that can be read, with a bar."""
+    """Translate all files that can be read, and show a progress bar."""
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(jobs.todo))
         for source, target in jobs.todo:
