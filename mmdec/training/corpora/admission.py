@@ -64,11 +64,12 @@ class Admission:
             raise InputError(f"`max_bad_share` must be from 0 to 1, but is {self.max_bad_share}. 0.1 is usual.")
 
     def names(self, folder: Path) -> Names:
-        """The `Names` for names that are relative to a folder."""
+        """Return a function that turns names, relative to `folder`, into paths."""
         return Names(folder, self.allow_absolute_paths)
 
     def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
-        """Raise InputError if too many of `total` rows are bad. of: the message's words, like "rows of 'a.tsv'"."""
+        """Raise InputError if too many of `total` rows are bad. of, rule: words for the message; `of` says what the
+        rows are, such as "rows of 'a.tsv'"."""
         if bad.count > self.max_bad_share * total:
             raise InputError(
                 f"`corpus` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
@@ -90,7 +91,8 @@ class Names:
         self.inside: dict[Path, bool] = {}  # folder -> whether its resolved path is inside
 
     def __call__(self, name: str, place: str) -> Path:
-        """A name's path. place: where the list has it. Raises InputError for one outside, or an impossible name."""
+        """Return a name's path. place: where the list has the name, for the error. Raises InputError if the path is
+        outside the folder, or the name is impossible."""
         if not name or "\0" in name or os.path.normpath(name) == "." or not _encodable(name):
             raise self._refuse(place, f"has {_cut(name)}", "Write a file's name there.")
         path = self.folder / name
@@ -145,18 +147,20 @@ def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None
         )
 
 
-MANY = 2000  # number of files from which several processes read them
+MANY = 2000  # with at least this many files, several processes read them
 
 Measure = Callable[[Path], float]
 
 
 def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
-    """Seconds of each recording, or a text about its fault. kept: folder that stores results; None: nowhere."""
+    """Measure each recording in seconds; for a bad one, return a text that says what is wrong. kept: folder where the
+    results are stored; None: not stored."""
     return _inspected(paths, kept, "recordings", sound_seconds)
 
 
 def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
-    """Number of pixels of each picture, or a text about its fault. side: both sides' length; None: any."""
+    """Count the pixels of each picture; for a bad one, return a text that says what is wrong. kept: folder where the
+    results are stored; None: not stored. side: required width and height; None: any."""
     return _inspected(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
 

@@ -6,8 +6,8 @@
 | .jsonl | in each line `messages` (`role`, `content`), `conversations` as above, or a `question`; perhaps `image` |
 | .txt | one question a line |
 
-Rows of a .json may also be in the layouts of a .jsonl. A single question may be named `prompt` or `text`, too; of a
-list of questions as `turns` (Spec-Bench's layout) the first is taken.
+Rows of a .json may also be in the layouts of a .jsonl. A single question may also be named `prompt` or `text`. If
+`turns` is a list of questions (Spec-Bench's layout), the first one is taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUFFIXES = (".json", ".jsonl", ".txt")
 ASKED = ("question", "prompt", "text")  # names of a single question
 LAYOUTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"user": 0, "human": 0, "assistant": 1, "gpt": 1}
-SYSTEM = "system"  # the note that holds a system message
+SYSTEM = "system"  # the key of the system message in a conversation's notes
 MAX_LIST_BYTES = 8_000_000_000  # llava_v1_5_mix665k's list has one gigabyte
 MAX_TURNS = 1000  # the most turns of one conversation
 IMAGE = "<image>"
@@ -34,8 +34,8 @@ PARTS = ("text", "image")  # types of a message's parts
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row. turns: (question, answer) pairs; the questions are without the image token, and the last answer may be
-    "". notes: the row's other fields, and the system message."""
+    """One row of a file. turns: (question, answer) pairs; the questions are without the image token, and the last
+    answer may be "". notes: the row's other fields, and the system message."""
 
     id: str
     images: tuple[Path, ...]
@@ -47,7 +47,7 @@ class Conversation:
 def read_chats(
     listed: str | Path, images: str | Path | None = None, admission: Admission = STRICT
 ) -> list[Conversation]:
-    """The conversations of a file; pictures are not opened.
+    """Read the conversations of a file. Pictures are not opened.
 
     images: folder that image paths are relative to; by default "images" beside the file, or the file's own folder.
     Raises InputError for a file that is missing, empty or of another kind, naming the row.
@@ -69,7 +69,7 @@ def read_chats(
 def read_conversations(
     listed: str | Path, images: str | Path | None = None, admission: Admission = STRICT
 ) -> list[Conversation]:
-    """The rows of a .json list in which every question has its answer; pictures are not opened.
+    """Read the conversations of a .json list. Every question must have an answer. Pictures are not opened.
 
     images: folder that the rows' image paths are relative to; by default "images" beside the list.
     Raises InputError for a list that is missing, too large or in another format, naming the row.
@@ -100,13 +100,13 @@ def picture_folder(listed: Path, images: str | Path | None) -> Path:
 
 
 def _conversation(row: object, place: str, names: Names, answered: bool) -> Conversation:
-    """answered: whether the last question must have an answer."""
+    """Check a row and return its conversation. answered: whether the last question must have an answer."""
     if not isinstance(row, dict):
         raise _refuse(place, "fields", row)
     name = row.get("id", place.split()[1])
     if not isinstance(name, str | int):
         raise _refuse(place, "a string or a number as `id`", name)
-    row = {name: value for name, value in row.items() if value is not None}  # null: missing in a table
+    row = {name: value for name, value in row.items() if value is not None}  # null means missing
     named = row.get("image", row.get("images", []))
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
@@ -151,8 +151,8 @@ def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: object) -> str | None:
-    """The text of a message, which chats with pictures give in parts; None if there is none, or a part that is neither
-    text nor the place of a picture of `image`."""
+    """The text of a message's content: a string, or a list of text parts and image parts in chats with pictures. None
+    for any other content."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PARTS for part in content):

@@ -26,8 +26,8 @@ from mmdec.types import InputError
 
 
 def parse_alignment(text: str) -> list[tuple[str, float]]:
-    """ "pau:0.224 w:0.262" -> [("pau", 0.224), ("w", 0.262)]. Raises InputError if an end is no finite number or lies
-    before the end of the phone before it, and for an empty text."""
+    """Parse an alignment: "pau:0.224 w:0.262" -> [("pau", 0.224), ("w", 0.262)]. Raises InputError for an empty text,
+    or if an end is no finite number or lies before the previous end."""
     phones = []
     last = 0.0
     for item in text.split():
@@ -63,7 +63,7 @@ T = TypeVar("T")
 class SpeechPair:
     """One sentence, spoken in both languages."""
 
-    name: str  # the clip's, as both corpora write it
+    name: str  # name of the clip, as both corpora write it
     clip: Path  # source speech
     recording: Path  # target speech
     translation: str  # what the recording says
@@ -82,10 +82,10 @@ class SpeechPair:
 def read_pairs(
     common_voice: Path, cvss: Path, split: str, *, scoring: bool = False, admission: Admission = STRICT
 ) -> tuple[list[SpeechPair], BadRows]:
-    """The usable rows of a split, in the order of its table, and those left out.
+    """Read a split. Returns its usable rows, in the order of its table, and its bad rows.
 
-    scoring: read rows without a source sentence or an alignment, too. Raises InputError for a missing table, for names
-    that lead out of their folders, and if no row can be used.
+    scoring: rows without a source sentence or an alignment are usable, too. Raises InputError for a missing table, for
+    names that lead out of their folders, and if no row can be used.
     """
     translations = read_translations(cvss, split, admission)
     sentences = {} if scoring else _read_sentences(common_voice, split)
@@ -150,7 +150,8 @@ def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, 
 
 
 def _keyed(table: Path) -> dict[str, list[str]]:
-    """The other columns of each row, by its first column, which must be unique; empty if there is no table."""
+    """Map the first column of a table to the other columns; {} if there is no table. Raises InputError if two rows
+    differ but have the same first column."""
     rows: dict[str, list[str]] = {}
     first: dict[str, tuple[list[str], int]] = {}
     for number, (name, *rest) in read_table(table):
@@ -176,7 +177,7 @@ def normalise(text: str) -> str:
 
 
 def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
-    """Give each source sentence its first recording's translation, as sequence-level distillation would."""
+    """Give all recordings of a source sentence the first recording's translation, similar to distillation."""
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):

@@ -26,7 +26,7 @@ from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_li
 from mmdec.types import InputError
 
 MAX_BYTES = 2_000_000_000  # maximum size of a list of questions
-MAX_IMAGES = 64  # of one question
+MAX_IMAGES = 64  # the most pictures of one question
 COLUMNS = ["file", "task", "question", "answer"]
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt for VQAv2 and TextVQA
@@ -39,7 +39,7 @@ class ImageQuestion:
     id: str
     question: str
     images: tuple[Path | bytes, ...]
-    task: str  # results are grouped by it
+    task: str  # results are grouped by task
     scoring: str = ""  # "exact", "claims", or "" if no right answer is known
     answers: tuple[str, ...] = ()  # answers that count as right, or ten people's answers
     claims: tuple[tuple[str, ...], ...] = ()  # statements of a right description
@@ -49,9 +49,9 @@ class ImageQuestion:
 def read_questions(
     listed: str | Path, images: str | Path | None = None, limit: int | None = None, admission: Admission = STRICT
 ) -> list[ImageQuestion]:
-    """The questions of a file.
+    """Read the questions of a file.
 
-    images: folder of the pictures; by default the layout's usual folder. limit: take so many questions of each task,
+    images: folder of the pictures; by default the layout's usual folder. limit: take this many questions of each task,
         evenly spaced. Picture files are not opened.
     Raises InputError for a file that is missing, too large or in none of the layouts, naming the row.
     """
@@ -77,8 +77,8 @@ def read_questions(
 
 
 def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
-    """The same question about one picture, or about each picture of a folder, in the order of names. There are no right
-    answers.
+    """Ask the same question about one picture, or about each picture of a folder, in the order of their names. No right
+    answers are known.
 
     Raises InputError for a path that is neither, and for a folder without pictures.
     """
@@ -106,8 +106,8 @@ def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[Image
 
 
 def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
-    """Give each question the pictures of the next question of its task with other pictures. Answers that are still
-    right then come from the text alone."""
+    """Give each question wrong pictures: those of the next question of its task that has other pictures, as many of
+    them. Answers that are still right come from the text alone."""
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -145,7 +145,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         place = f"line {number} of {shown(path)}"
         if not isinstance(row, dict):
             raise _refuse(place, "fields", row)
-        row = {name: value for name, value in row.items() if value is not None}  # null: missing in a table
+        row = {name: value for name, value in row.items() if value is not None}  # null means missing
         turns = row.get("turns")
         first = turns[0] if isinstance(turns, list) and turns else None
         text = row.get("question", row.get("text", first))
@@ -166,10 +166,10 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
             pictures = tuple(
                 picture if os.path.exists(picture) else names_apart(name, place)
                 for picture, name in zip(pictures, named, strict=True)
-            )  # os.path: an impossible file name counts as not existing
+            )  # os.path.exists gives False for an impossible file name
         name = row.get("question_id", row.get("id"))
         name = str(index) if name is None else _check_once(seen, str(name), place)
-        kinds = ("topic", "category") if turns else ("category", "task")  # MMSpec's categories are their sources' own
+        kinds = ("topic", "category") if turns else ("category", "task")  # MMSpec's task is its `topic`
         task = str(row.get(kinds[0], row.get(kinds[1], "all")))
         scoring = "" if not answers else "exact" if len(answers) < 10 else ""
         questions.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
@@ -177,7 +177,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
 
 
 def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
-    """Read a .tsv list. Answers are whole sentences, without a mark of the part that counts."""
+    """Read a .tsv list. An answer is a whole sentence; the list does not say which of its words must be right."""
     questions, names = [], admission.names(folder)
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"

@@ -22,14 +22,14 @@ DEV_SHARE = 0.1  # share of the speakers (or recordings), if a manifest has no s
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording, or a part of one. Those of one chapter have one speaker, and follow each other."""
+    """One recording, or a part of one. The utterances of a chapter have one speaker, and follow each other."""
 
     path: Path
     text: str
     speaker: str
     chapter: str
     place: str = field(default="", compare=False)  # where it is listed
-    part: tuple[int, int] | None = None  # first sample at 16 kHz, and the one behind the last; None: the whole
+    part: tuple[int, int] | None = None  # start and end in samples at 16 kHz, end exclusive; None: the whole
 
     def samples(self) -> Tensor:
         """The sound (T,) at 16 kHz."""
@@ -38,13 +38,13 @@ class Utterance:
 
 
 def read_utterances(root: str | Path, split: str | None = None, admission: Admission = STRICT) -> list[Utterance]:
-    """The utterances of a corpus, in order.
+    """Read the utterances of a corpus, in order.
 
     root: a folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
     manifest, .tsv with a header or .jsonl, of `path` (relative to the manifest), `text`, perhaps `speaker`, `chapter`
-    and `split`. split: a folder below root, or the manifest's rows of that split. A manifest in which no row has a
-    split is divided into "train" and "dev" by speakers, or by recordings where there are too few. A recording that is
-    missing is left to its reader, unless all are. Raises InputError, which names file and line, for what is not there.
+    and `split`. split: a folder below root, or a value of the manifest's column `split`. A manifest in which no row has
+    a split is divided into "train" and "dev" by speakers, or by recordings if there are too few speakers. Missing
+    recordings are no error here, unless all are missing. Raises InputError, which names file and line, for bad entries.
     """
     path = Path(root)
     if path.is_file():
@@ -114,7 +114,7 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
 
 
 def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Utterance]:
-    """The rows of a split. rows: each with what its column `split` holds, None where there is no such column."""
+    """Select the rows of a split. rows: each with the value of its column `split`, None without this column."""
     if split is None:
         return [row for row, _ in rows]
     if rows and all(own is None for _, own in rows):
@@ -155,7 +155,7 @@ def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
 
 
 def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, object]]:
-    """The rows, checked, each with its `split`, None without such a column."""
+    """Yield a manifest's rows, checked, each with the value of its column `split`, None without this column."""
     names, lines = admission.names(file.parent), dict[Path, int]()
     for number, row in _rows(file):
         place = f"line {number} of {shown(file)}"
@@ -170,7 +170,7 @@ def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, obj
                 f"`root` must name each recording once, but {place} has '{row['path']:.80}' again, as line "
                 f"{lines[path]}. Remove one of them."
             )
-        speaker = str(row.get("speaker") or "")  # rows without one are joined, as those of one speaker are
+        speaker = str(row.get("speaker") or "")  # rows without a speaker count as one speaker's
         utterance = Utterance(path, row["text"].strip(), speaker, str(row.get("chapter") or speaker), place)
         yield utterance, row.get("split")
 

@@ -22,7 +22,7 @@ MARK = "\ufeff"  # the byte order mark
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """The path in the form that errors use."""
+    """The path in quotes, with unprintable characters escaped, as errors show it."""
     return f"'{printable(os.fsdecode(path))}'"
 
 
@@ -50,7 +50,7 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
-    """Line number and value of a .jsonl's lines that are not blank. rule: the required format, for errors."""
+    """Yield the number and value of each line of a .jsonl that is not blank. rule: the required format, for errors."""
     for number, line in text_lines(path, argument):
         try:
             value = json.loads(line)
@@ -149,7 +149,7 @@ _MARK = re.compile(r"[^\w\s]")
 
 @dataclass(frozen=True)
 class TextPair:
-    """A sentence with every accepted translation, the preferred first. A group's sentences share them."""
+    """A sentence with every accepted translation, the preferred first. All sentences of a group share translations."""
 
     name: str
     group: str
@@ -175,8 +175,8 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 
 
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
-    """The references of each recording. Its name is a folder's name, a hyphen and a sentence's name. Only folders that
-    the names use are read. Raises InputError for a name that no folder has."""
+    """Find the references of each recording, whose name is a folder's name, a hyphen and a sentence's name. Only folders
+    that occur in the names are read. Raises InputError for a name that no folder has."""
     known = {
         f"{prefix}{pair.name}": pair.references
         for folder in folders
@@ -199,7 +199,7 @@ def sentence_key(text: str) -> str:
 
 
 def held_sources(folders: Iterable[str | Path]) -> set[str]:
-    """The keys of all sentences that are in dev or test of some folder. Missing tables are ignored."""
+    """The keys of all sentences in the dev and test splits of the folders. Missing tables are ignored."""
     pairs = _held(Path(folder) for folder in folders)
     return {sentence_key(pair.source) for pair in pairs}
 

@@ -65,7 +65,7 @@ class Recogniser:
             self._decoder: Any = Decoder(config)
 
     def transcribe(self, samples: np.ndarray | Sequence[float], sample_rate: int = SAMPLE_RATE) -> str:
-        """Mono samples (T,) in [-1, 1] at 16 kHz to words; "" if nothing is recognised. Raises InputError."""
+        """Recognise the words in mono samples (T,), in [-1, 1] at 16 kHz; "" if there are none. Raises InputError."""
         if sample_rate != SAMPLE_RATE:
             raise InputError(f"`sample_rate` must be {SAMPLE_RATE} Hz, but is {sample_rate}. Resample the audio first.")
         signal = np.asarray(samples, dtype=np.float32)

@@ -124,10 +124,10 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
 def nearest_phone_errors(
     phones: Sequence[str], recorded: Sequence[str], references: Sequence[str], lexicon: Lexicon
 ) -> int:
-    """The number of edits between phones and the recording's phones or, if fewer, those of any reference; without
+    """The fewest edits between phones and either the recording's phones or any reference's pronunciation, without
     pauses.
 
-    lexicon: in lower case.
+    recorded: the recording's phones. lexicon: words in lower case.
     """
     spoken, expected = ([phone for phone in row if phone != PAUSE] for row in (phones, recorded))
     own = phone_distance(spoken, expected)
@@ -148,8 +148,8 @@ def normalise_words(text: str) -> list[str]:
 def number_spans(text: str) -> list[str]:
     """Spoken numbers, times and prices: "Ten euros at half past two" -> ["ten euros", "half past two"].
 
-    A span is a longest run of number words; punctuation is ignored. "and", "past", "to" and others in INSIDE belong to
-    it only between two number words.
+    A span is a longest run of number words; punctuation is ignored. Words in `INSIDE`, such as "and" and "past", belong
+    to a span only between two number words.
     """
     spans: list[str] = []
     span: list[str] = []
@@ -175,8 +175,8 @@ def span_kind(span: str) -> str:
 
 
 def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Rate]:
-    """Among sentences with a number, time or price in a reference: how many hypotheses have the same spans, as a
-    multiset, as one of the references. Keys: all, numbers, times, prices."""
+    """The share of hypotheses with the same number spans, in any order, as one of their references. Only sentences with
+    a number, time or price in a reference count. Keys: all, numbers, times, prices."""
     _check_aligned(hypotheses, references)
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -228,9 +228,9 @@ def paired_scores(
     """For each system its "bleu" and "chrf", as JSON objects: value, low, high, p, signature.
 
     texts: each system's outputs, in the order of the references. Texts are not normalised. low and high bound the 95 %
-        interval of a bootstrap over sentences. p is that of the paired bootstrap against the first system; None for
-        that system itself.
-    Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; sacrebleu's.
+        interval of a bootstrap over sentences. p is the p value of a paired bootstrap against the first system; None
+        for the first system.
+    Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; computed by sacrebleu.
     """
     package = extra("sacrebleu")
     columns: list[list[str | None]] = []
@@ -284,7 +284,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Levenshtein distance from phones to a chain of words with alternative pronunciations; None if a word has none."""
+    """Levenshtein distance from phones to the nearest pronunciation of the words; None if a word has no pronunciation."""
     row = list(range(len(phones) + 1))
     for word in words:
         variants = [[phone for phone in sounds if phone != PAUSE] for sounds in _pronunciations(word, lexicon)]
@@ -295,7 +295,7 @@ def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lex
 
 
 def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
-    """One step of the Levenshtein distance: the row of distances after the phones of a pronunciation."""
+    """Advance the Levenshtein distance by a pronunciation. row: the distances before it. Returns those after it."""
     for phone in pronunciation:
         following = [row[0] + 1]
         for index, other in enumerate(phones):
@@ -380,7 +380,7 @@ def right_in_other_words(answer: str, expected: str) -> bool:
 
 
 def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
-    """How many claims an answer makes: those whose words occur in one clause of it, in their order."""
+    """Count the claims that an answer makes. One clause of the answer must have the claim's words in their order."""
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
     return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
 
@@ -414,7 +414,7 @@ def word_edits(reference: str, hypothesis: str) -> Edits:
 
 
 def character_edits(reference: str, hypothesis: str) -> Edits:
-    """The smallest character edits that turn a reference into a hypothesis, spaces between words included."""
+    """The fewest character edits from a reference to a hypothesis, spaces between words included."""
     return _edits("process_characters", " ".join(reference.split()), " ".join(hypothesis.split()), list)
 
 
@@ -434,7 +434,7 @@ def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float, float]:
-    """The ratio of two sums, and its 95 % bootstrap interval over pairs; NaN if `bottoms` sum to 0."""
+    """Return sum(tops) / sum(bottoms) and its 95 % interval by a bootstrap over pairs; NaN if `bottoms` sum to 0."""
     top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     if bottom.sum() <= 0:
         return math.nan, math.nan, math.nan
@@ -446,7 +446,7 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float
 
 
 def _edits(process: str, reference: str, hypothesis: str, parts: Any) -> Edits:
-    if not reference:  # jiwer refuses it
+    if not reference:  # jiwer refuses an empty one
         return Edits(0, 0, len(parts(hypothesis)), 0)
     alignment = getattr(extra("jiwer"), process)(reference, hypothesis)
     return Edits(alignment.substitutions, alignment.deletions, alignment.insertions, len(parts(reference)))
