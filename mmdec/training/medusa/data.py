@@ -1,7 +1,7 @@
 """Training data of Medusa heads: windows of a corpus, prompts, and the model's own greedy text, decoded in batches.
 
-The text is what `generate` would give: the same prompts, suppressed tokens and timestamp rules. The heads in training
-draft while it is decoded; the text does not depend on them.
+The text is the one that `generate` would give: with the same prompts, suppressed tokens and timestamp rules. The heads
+in training draft it, which saves time and does not change the text.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ def own_text(
     nodes: int = 0,
     drafter: Drafter | None = None,
 ) -> list[list[int]]:
-    """Greedy tokens of each window, EOS included if it was reached.
+    """Decode the greedy text of each window. Returns its tokens, with EOS if it was reached.
 
     states: (B, S, H) of the encoder. prompts: the decoder's prompt of each window. timed: which windows follow the
-        rules for timestamps. limit: the most new tokens; the decoder's positions are a further limit. nodes: number of
-        tokens that `heads` or `drafter` draft in each round.
+        rules for timestamps. limit: the most new tokens; the number of the decoder's positions is a further limit.
+        nodes: number of tokens that `heads` or `drafter` draft in each round.
     """
     shape = None
     if heads is not None and nodes > 0:
         shape = HeadAccuracy(expected(heads.config.heads))
         drafter = Medusa(
             copy.deepcopy(heads).to(model.dtype), model.proj_out
-        )  # the heads are trained in a precision of their own
+        )  # the heads in training may have another dtype than the model
     texts: list[list[int]] = [[] for _ in prompts]
     for under_rules in (False, True):
         rows = [row for row, flag in enumerate(timed) if flag == under_rules]
@@ -104,7 +104,8 @@ def ends(model: WhisperForConditionalGeneration) -> list[int]:
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """A hash of the model's sizes, generation rules and some of each weight. With another hash, texts may differ."""
+    """A hash of the model's sizes, its generation rules and some numbers of each weight. Models with different hashes
+    may decode different texts."""
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -122,9 +123,9 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.devic
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-DETECT = -1  # in a prompt: the model detects the language
-SHORT = 4.0  # seconds of speech that a window has at least, unless its utterances are longer
-TRAIN, DEV, ORDER = [1], [2], [3]  # purposes of random streams
+DETECT = -1  # in a prompt, in place of the language's token: the model detects the language
+SHORT = 4.0  # the fewest seconds of speech that a batch's windows are filled with
+TRAIN, DEV, ORDER = [1], [2], [3]  # parts of seeds: each kind of random choice has its own generator
 FORMAT = 1  # version of the windows' names; a change makes stored labels invalid
 
 
@@ -132,11 +133,11 @@ FORMAT = 1  # version of the windows' names; a change makes stored labels invali
 class HeadBatch:
     """B windows of 30 s."""
 
-    features: Tensor | None  # None where the states of all windows are stored
-    prompts: list[list[int]]  # what the decoder reads first
+    features: Tensor | None  # log mel (B, mels, frames); None if the decoder states of all windows are stored
+    prompts: list[list[int]]  # the decoder's first tokens
     truth: list[list[int]]  # the transcripts' tokens, EOS included
     timed: list[bool]  # whether the prompt asks for timestamps
-    names: list[str]  # one for each window and prompt
+    names: list[str]  # a key for each window with its prompt, for stored labels and states
     rows: list[tuple[int, ...]]  # indices of the utterances in each window
 
 
@@ -144,7 +145,7 @@ class Spelling:
     """A Whisper's tokenizer for composing windows, with the special tokens that the model's `generate` uses."""
 
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
-        """language: None: the model detects it. Raises InputError for one, or a task, that it does not support."""
+        """language: None: the model detects it. Raises InputError for a language or task that the model lacks."""
         self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
         added = dict(tokenizer.get_added_vocab())
         self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
@@ -174,7 +175,7 @@ class Spelling:
         if previous is not None:
             self.names["<|startofprev|>"] = previous
         self.recalls = "<|startofprev|>" in self.names  # whether a prompt can hold previous text
-        # Tokens of our own prompts that are not looked up here.
+        # `compose` looks these up; `split` later replaces or drops them.
         for name in ("<|en|>", "<|transcribe|>", "<|nospeech|>"):
             self.names.setdefault(name, self.eos_token_id)
 
@@ -185,7 +186,8 @@ class Spelling:
         return self.tokenizer(*texts, **options)
 
     def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
-        """Split a window's tokens: the prompt in this model's form, the text with EOS, whether it has times."""
+        """Split a window's tokens. Returns the prompt in this model's form, the text with EOS, and whether the text has
+        timestamps."""
         at = tokens.index(self.start)
         timed = self.quiet not in tokens[at : at + 4]
         prompt = [*tokens[:at], *self.head, *([] if timed else [self.quiet])]
@@ -193,7 +195,8 @@ class Spelling:
 
 
 class HeadWindows(Dataset[HeadBatch]):
-    """A dataset that composes a batch when it is read; without sound if `stored` has all windows' states."""
+    """A dataset that composes a batch when it is read. A batch whose windows are all in `stored` has no sound: its
+    decoder states are stored."""
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class HeadWindows(Dataset[HeadBatch]):
         names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
         if all(name in self.stored for name in names):
             return HeadBatch(None, [], [], [], names, rows)
-        spelling: Any = self.spelling  # `compose` needs only these from a tokenizer: names, pieces and EOS
+        spelling: Any = self.spelling  # has all that `compose` needs from a tokenizer: names, pieces and EOS
         composed = [compose(window, self.utterances, spelling, self.how) for window in windows]
         sounds = torch.zeros(len(composed), SECONDS * SAMPLE_RATE)
         for row, example in enumerate(composed):
@@ -224,7 +227,7 @@ class HeadWindows(Dataset[HeadBatch]):
         return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
-        """The key of a window with its prompt: a hash of everything that they are made from."""
+        """The key of a window with its prompt: a hash of all that window and prompt are made from."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
             utterance = self.utterances[row]
@@ -237,13 +240,14 @@ class HeadWindows(Dataset[HeadBatch]):
 
 @dataclass(frozen=True)
 class HeadDataOptions:
-    """Options that a recipe sets.
+    """Options of `HeadData` that a recipe sets.
 
-    train_split, dev_split: folders in the corpus, or values of a manifest's column (null: all of it), several at a time
-    too. longest: windows hold up to about so many seconds of speech. repeat_after: epochs after which the same windows
-    come again, in another order, and need not be decoded again; 0: never. composition: noise, times, previous text; of
-    its `timestamps` a share of windows is labelled with times. language: null (default) is the one that the model
-    hears. kept: a folder for labels and durations. max_bad_share, allow_absolute_paths: see `Admission`.
+    train_split, dev_split: one or several folders in the corpus, or values of a manifest's column; null: the whole
+    manifest. longest: about the most seconds of speech in a window. repeat_after: number of epochs after which the same
+    windows come again in another order, so that they need not be decoded again; 0: never. composition: shares of
+    windows with noise, timestamps, previous text and more. language: null: the model detects it. dev_batches: number of
+    batches at each validation. kept: folder where labels and durations are stored. max_bad_share,
+    allow_absolute_paths: see `Admission`.
     """
 
     train_split: str | list[str] | None = "train"
@@ -271,8 +275,8 @@ class HeadDataOptions:
 class HeadData(LightningDataModule):
     """A data module: 30 s windows for the heads of a Whisper, each joined from utterances of one chapter.
 
-    base: a Whisper's folder, hub id or shipped name. corpus: as `read_utterances` takes it. options: fields of
-        `HeadDataOptions`.
+    base: a Whisper's folder, hub id or shipped name. corpus: a folder in LibriSpeech's layout, or a manifest, see
+        `read_utterances`. options: fields of `HeadDataOptions`.
     """
 
     def __init__(self, base: str, corpus: str, **options: Any) -> None:
@@ -281,11 +285,11 @@ class HeadData(LightningDataModule):
         self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
         self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
         self.composition = self.options.composition or Composition()
-        self.stored: Container[str] = ()  # names of windows whose states are kept: their sound is not needed
-        self.cut: dict[str, list[Utterance]] = {}  # the rows of each split, long recordings in parts
-        self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}
+        self.stored: Container[str] = ()  # names of windows whose decoder states are stored: they need no sound
+        self.cut: dict[str, list[Utterance]] = {}  # the utterances of each split, long recordings cut into parts
+        self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}  # chapters and durations of each split
 
-    # Missing files are looked for only here, so that the user sees such errors unchanged.
+    # Files are read at first use, not in `__init__`: the command line's parser hides errors of `__init__` in its own.
     @cached_property
     def whisper(self) -> LoadedWhisper:
         whisper = load_whisper(self.base, "cpu")
@@ -325,13 +329,14 @@ class HeadData(LightningDataModule):
 
     @property
     def reads_own_text(self) -> bool:
-        """Whether labels are the model's own text: a part of a recording has no transcript."""
+        """Whether labels are the model's own text. Only then can long recordings be cut: their parts have no
+        transcripts."""
         trainer: Any = self.trainer
         module = getattr(trainer, "lightning_module", None)
         return getattr(getattr(module, "options", None), "labels", "own") == "own"
 
     def model(self) -> WhisperForConditionalGeneration:
-        """A new Whisper in float32, which the caller may change."""
+        """A copy of the Whisper, which the caller may change."""
         return copy.deepcopy(self.whisper.model)
 
     def prepare_data(self) -> None:
@@ -377,7 +382,7 @@ class HeadData(LightningDataModule):
         return self._loader("train", self.composition, [batches[number] for number in order])
 
     def val_dataloader(self) -> DataLoader[HeadBatch]:
-        """The same windows each time, without noise; timestamps and previous text as often as in training."""
+        """The same windows at each validation, without noise; timestamps and previous text as often as in training."""
         assert self.trainer is not None
         batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]

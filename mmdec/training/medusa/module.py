@@ -2,10 +2,10 @@
 
 The Whisper stays unchanged: its weights are neither trained nor saved, and no gradient passes through it. Head k = 1
 ... K reads the state from which the model predicts token t + 1. It learns token t + 1 + k of the model's own greedy
-text, because drafts are verified against that text; the paper's variant learns from transcripts.
+text, because drafts are verified against that text; the paper's heads learn from transcripts.
 
-Tokens per round are simulated on texts with known ranks. A text of n tokens, EOS included, is a matrix (n - 1, K): row
-i stands for token i as the root, and its column k is head k's rank of token i + k.
+Validation simulates decoding to measure tokens per round. For this, a text of n tokens, EOS included, is a matrix of
+ranks (n - 1, K): in row i, token i is the root, and column k is the rank that head k gives to token i + k.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from mmdec.training.optim import Schedule, groups, scheduled, token_weight
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.types import InputError
 
-ITERATIONS = 3  # a tree's shape depends on the accuracies, and these on the nodes that the tree reaches
+ITERATIONS = 3  # simulations with a tree: its shape depends on accuracies, which are measured again with each tree
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Numbers of rounds and accepted tokens over all texts, without the prompts' passes, and hits of each rank."""
+    """Totals over all texts of simulated decoding. The target's passes over prompts are not counted."""
 
     tokens: int
     rounds: int
-    hits: list[list[int]]  # (K, WIDTH)
-    trials: list[int]  # (K,)
+    hits: list[list[int]]  # (K, WIDTH) how often the true token had each rank at each depth
+    trials: list[int]  # (K,) how often each depth was reached
 
     @property
     def tokens_per_round(self) -> float:
@@ -56,7 +56,7 @@ class Simulation:
 
 
 def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
-    """Simulate decoding of texts, each (n - 1, K) ranks, with the same tree in all rounds."""
+    """Simulate decoding with the same draft tree in all rounds. texts: ranks (n - 1, K). heads: K."""
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
     hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
     tokens = rounds = 0
@@ -79,7 +79,8 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
 
 
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
-    """Tokens per round of a chain of all heads and a tree of `nodes` nodes; the ranks' accuracies (K, WIDTH)."""
+    """Simulate decoding with chains of all heads, and with trees of `nodes` nodes. Returns the tokens per round of
+    both, and how often each rank was right at each depth (K, WIDTH)."""
     chain = simulate(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(ITERATIONS if nodes > 0 else 0):
@@ -89,7 +90,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 
 
 def estimate(seen: Simulation) -> list[list[float]]:
-    """Accuracies from counts. Each depth starts from the accuracies of the depth above, as if observed once."""
+    """Compute accuracies (K, WIDTH) from counts. The accuracies of the depth above count as one more trial."""
     guess = expected(1)[0]
     chances = []
     for hits, trials in zip(seen.hits, seen.trials, strict=True):
@@ -99,13 +100,14 @@ def estimate(seen: Simulation) -> list[list[float]]:
 
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
-    """How often a head's target is among its first r tokens, r in `ranks`, whatever earlier heads drafted."""
+    """Return for each r in `ranks` how often the true token is among a head's r likeliest tokens, whether earlier heads
+    were right or not."""
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 
 
 def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Collect texts and sum counts over all processes."""
+    """Join the texts of all processes, and sum their counts by name."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return part
     parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -164,6 +166,8 @@ CELLS = 1 << 25  # the most logits in memory at a time
 
 
 class _FrozenOutput(torch.autograd.Function):
+    """Computes loss and gradient in the forward pass, some rows at a time: the logits of all rows are never stored."""
+
     @staticmethod
     def forward(  # type: ignore[override] # torch declares it of any arguments
         ctx: Any, states: Tensor, output: Tensor, targets: Tensor, teacher: Tensor | None, weight: float, cells: int
@@ -210,11 +214,11 @@ def head_loss(
     teacher_weight: float = 0.0,
     cells: int = CELLS,
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the heads and the ranks of the targets.
+    """Compute a head's cross-entropy and the ranks of its targets.
 
-    states: (N, H). output: the output matrix (V, H). targets: (N,) int64. teacher: states (N, H) from which the same
-        matrix gives the model's own distribution; `teacher_weight` times KL(model || head) is then added, as in arXiv
-        2409.15869. No gradient reaches the matrix or the teacher.
+    states: the head's (N, H). output: the model's output matrix (V, H). targets: (N,) int64. teacher: the model's own
+        states (N, H) for the same tokens; `teacher_weight` times KL(model || head) is then added to the loss, as in
+        arXiv 2409.15869. No gradient reaches the matrix or the teacher. cells: the most logits in memory at a time.
 
     Returns: the mean loss, and ranks (N,): 0 where a target is the likeliest token.
     """
@@ -224,29 +228,30 @@ def head_loss(
     return loss, ranks
 
 
-TOP = 5
+TOP = 5  # validation logs how often the true token is among so many
 
 
 @dataclass(frozen=True)
 class TextPositions:
     """The texts of a batch, N tokens, and the P positions among them from which heads predict."""
 
-    hidden: Tensor  # (N, H) model states, each the one that its token was predicted from
+    hidden: Tensor  # (N, H) the model's state from which it predicts each token
     at: Tensor  # (P,) indices into `hidden`
-    targets: Tensor  # block only: (B, T, H), the encoder's (B, S, H), hidden's indices
-    lengths: list[int]  # number of positions in each row
-    whole: tuple[Tensor, Tensor, Tensor] | None  # of a block: (B, T, H), the encoder's (B, S, H), hidden's indices
+    targets: Tensor  # (P, K) int64, the token that each head shall predict; -1 beyond the text's end
+    lengths: list[int]  # number of positions in each text
+    # for block heads: the decoder's states (B, T, H), the encoder's (B, S, H), indices of `hidden` in the B * T states
+    whole: tuple[Tensor, Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
 class MedusaOptions:
-    """Options that a recipe sets.
+    """Options of `MedusaModule` that a recipe sets.
 
-    kind, heads: kind and number of the heads (a block's layer begins as a copy of the decoder's last).
+    kind, heads: kind and number of the heads. The layer of block heads begins as a copy of the decoder's last layer.
     start: folder of saved heads to begin from; additional heads begin as identities.
     labels: "own": the model's own greedy text, decoded once; "truth": the transcripts.
-    weights: loss weights of the heads: "medusa" (0.8^k), "mean" (the Whisper paper's), or a list of numbers.
-    kl: weight of the divergence from the model's own distribution of the same token.
+    weights: loss weights of the heads: "medusa" (0.8^k), "mean" (equal, as in arXiv 2409.15869), or a list of numbers.
+    kl: weight of KL(model || head), the divergence from the model's own distribution of the same token.
     max_tokens: the most tokens of a text that the model decodes.
     draft_nodes: number of tokens that the heads draft in each round while labels are decoded.
     keep_states: store the decoder's states on disk, 2 H bytes a token. Windows that are used again (the data's
@@ -280,10 +285,10 @@ class MedusaOptions:
 
 
 class MedusaModule(LightningModule):
-    """L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k over the heads of a frozen Whisper, the data's `base`.
+    """Trains heads of a frozen Whisper, the data module's `base`. L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k.
 
-    The heads with the most tokens per round are saved in `heads/` of the trainer's root, with the accuracies that set
-    the shape of draft trees. units: ignored; the command line passes it to every model. options: fields of
+    The heads with the most tokens per round with trees are saved in `heads/` of the trainer's root, with the accuracies
+    that set the shape of draft trees. units: ignored; the command line passes it to every model. options: fields of
     `MedusaOptions`.
     """
 
@@ -312,7 +317,7 @@ class MedusaModule(LightningModule):
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         device = self.trainer.strategy.root_device
-        # A tuple hides it from torch: it is no submodule, so no strategy saves, trains, moves or averages it.
+        # A tuple hides the model from torch: Lightning neither saves, trains, moves nor averages it.
         model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
         self.held = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
@@ -324,7 +329,7 @@ class MedusaModule(LightningModule):
             data.stored = self.states
 
     def read(self, batch: HeadBatch) -> TextPositions:
-        """The texts of a batch with the model's states, either stored or computed now."""
+        """Return the texts of a batch with the model's states, either stored or computed now."""
         whole = None
         if batch.features is None and self.states is not None:
             kept = [self.states.get(name) for name in batch.names]
@@ -343,7 +348,8 @@ class MedusaModule(LightningModule):
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Run the encoder once, decode greedy text where no label is stored, run the decoder once over all."""
+        """Run the encoder, decode the greedy text of windows without a stored label, and run the decoder over all
+        texts. Returns: texts, their states (N, H), and `TextPositions.whole`."""
         model = self.base
         assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):
@@ -370,7 +376,7 @@ class MedusaModule(LightningModule):
         return texts, features, (hidden.float(), states.float(), where)
 
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
-        """Each head's loss, and the targets' ranks (P, K), at most WIDTH; positions beyond the text get WIDTH."""
+        """Return each head's loss, and the targets' ranks (P, K), at most WIDTH; WIDTH for targets beyond the text."""
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
             assert positions.whole is not None
@@ -433,7 +439,7 @@ class MedusaModule(LightningModule):
             self.keep(None, {})
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
-        """Save the heads in `heads/` in half precision, over the old ones. chances: accuracies, by head and rank."""
+        """Save the heads in `heads/` in half precision and replace the old ones. chances: accuracies (K, WIDTH)."""
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances, place=folder)

@@ -1,4 +1,4 @@
-"""The computer-drawn scenes as batches of packed questions, and held-out questions for validation."""
+"""Training batches of packed questions about computer-drawn scenes, and held-out questions for validation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ LEARNED = 40_000  # number of conversations that the tokenizer is learned from
 
 @dataclass
 class Question:
-    """A question and its answer. claims: what a right description states. expected: the right short answer."""
+    """A question and its answer. reference: the corpus's answer. expected: the right short answer. claims: what a right
+    description states, for the task "describe"."""
 
     image: Path
     question: str
@@ -43,10 +44,8 @@ class Question:
 
 
 def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
-    """Read the conversations of a list. Each must have at least one picture, and notes as the drawn scenes have them.
-
-    Raises InputError, naming the row.
-    """
+    """Read the conversations of a list. Raises InputError for a row without a picture, or whose `prints` (the printed
+    texts and their patches) are malformed, naming the row."""
     conversations = read_conversations(listed, admission=admission)
     for row in conversations:
         if not row.images:
@@ -64,13 +63,13 @@ def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
 
 
 def texts(conversations: Sequence[Conversation]) -> list[str]:
-    """The questions and answers that the tokenizer is learned from."""
+    """Return the questions and answers that the tokenizer is learned from."""
     turns = [turn for conversation in conversations[:LEARNED] for turn in conversation.turns]
     return [part for question, answer in turns for part in (question, f" {answer}")][: 40 * LEARNED]
 
 
 def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
-    """`count` questions of each task, at most two of a task about one picture."""
+    """Choose `count` questions of each task, at most two of a task about one picture."""
     chosen: dict[str, list[Question]] = defaultdict(list)
     for conversation in conversations:
         used: dict[str, int] = defaultdict(int)
@@ -84,7 +83,8 @@ def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
 
 
 def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
-    """The note of each turn: its task and what a right answer is. Raises InputError, naming the row."""
+    """Return the note of each turn: its task and the right answer. Raises InputError if notes are malformed, naming the
+    row."""
     notes = conversation.notes.get("turns")
     kinds = {"task": str, "expected": str, "claims": list}
     if (
@@ -111,7 +111,8 @@ class Asked:
 
 
 class Rows(Dataset[tuple[np.ndarray, ...]]):
-    """A dataset of packed rows. An item is (conversation, seed); the seed chooses and orders its questions."""
+    """A dataset of packed rows. Its index is (conversation, seed); the seed sets the order of the conversation's
+    questions, of which the first that fit are packed."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
         turns = self.encoded.turns(number)
         draw = np.random.default_rng(seed)
         ranks = draw.random(len(turns))
-        if self.prefer_reading:  # the first questions are the ones that fit in the row
+        if self.prefer_reading:  # questions that need reading get lower ranks, so that they come first
             ranks *= [1 - self.prefer_reading * bool((read != NOWHERE).any()) for _, _, read in turns]
         order = np.argsort(ranks)
         row = pack(self.lead, [turns[index] for index in order], self.length, self.pad)
@@ -162,13 +163,14 @@ class Questions(Dataset[Question]):
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """Options that a recipe sets.
+    """Options of `SceneData` that a recipe sets.
 
-    pieces: number of tokens of a tokenizer that is learned.
-    rows: number of pictures in one process's batch. length: number of tokens in a row.
+    pieces: number of tokens of the tokenizer if it is learned.
+    rows: number of pictures in one process's batch, one in each row. length: number of tokens in a row.
     dev_questions: number of questions of each task that are answered at each validation.
+    image, patches: pixels of a picture's side, and number of patches of a picture.
     printed_share: share of pictures with printed letters or digits; None: as in the corpus.
-    prefer_reading: 0 to 1: how strongly questions that need reading come before others where not all fit in a row.
+    prefer_reading: from 0 to 1: how strongly questions that need reading are preferred if not all fit in a row.
     max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
@@ -217,7 +219,7 @@ class SceneData(LightningDataModule):
         reads = np.concatenate([[0], np.cumsum(self.encoded.patches != NOWHERE)])
         ends = np.concatenate([[0], self.encoded.bounds[:, 1]])[self.encoded.first]
         self.printed = reads[ends[1:]] > reads[ends[:-1]]  # (N,) whether a conversation has questions that need reading
-        self.whole = np.ones(len(self.printed), bool)  # whether its picture can be read; `setup` sets it
+        self.whole = np.ones(len(self.printed), bool)  # whether a conversation's picture can be read; set by `setup`
 
     @property
     def units(self) -> list[str]:
@@ -271,7 +273,7 @@ class SceneData(LightningDataModule):
             )
 
     def _whole(self, images: Sequence[Path], listed: Path) -> np.ndarray:
-        """Which pictures can be read. The others are logged: their names and number."""
+        """Return for each picture whether its file can be read. Names and number of bad files are logged."""
         bad = BadRows()
         found = sizes_of(images, self.kept, self.options.image)
         for image, value in zip(images, found, strict=True):
@@ -284,7 +286,7 @@ class SceneData(LightningDataModule):
         return np.array([not isinstance(value, str) for value in found], bool)
 
     def train_dataloader(self) -> DataLoader:
-        """Each process takes its part of one endless sequence of shuffled passes over the corpus."""
+        """All processes share one endless sequence: the corpus's pictures, shuffled, again and again."""
         assert self.trainer is not None
         world, rank = self.trainer.world_size, self.trainer.global_rank
         begin = self.trainer.current_epoch * self.options.steps_per_epoch * self.options.rows * world
@@ -306,14 +308,16 @@ class SceneData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
     def lap_length(self) -> int:
-        """The number of pictures in one pass over the corpus, after `printed_share` has left some out."""
+        """The number of pictures in one pass over the corpus. With `printed_share`, pictures without print may be left
+        out."""
         printed, count = int((self.printed & self.whole).sum()), int(self.whole.sum())
         rest = count - printed
         share = self.options.printed_share if printed else None
         return count if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
-        """The picture indices of one pass: all, or as many without print as let `printed_share` have print."""
+        """Shuffle the picture indices of pass `lap`: all pictures, or with `printed_share` all with print and so many
+        without that `length` are reached."""
         draw = np.random.default_rng([self.options.seed, lap])
         if length == self.whole.sum():
             return draw.permutation(np.flatnonzero(self.whole))
@@ -321,14 +325,15 @@ class SceneData(LightningDataModule):
         return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
 
     def val_dataloader(self) -> DataLoader:
-        """Each process takes every n-th question. Descriptions are batched together, because they are longer."""
+        """Each process takes every n-th question, see `question_loader`."""
         assert self.trainer is not None
         dataset = Questions(self.questions, self.tokenizer, self.options.image, self.lead)
         return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)
 
 
 def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
-    """Batches of up to 40 questions, of answers of about equal length; this process's part of all."""
+    """Load this process's questions, every `world`-th, in batches of up to 40. Descriptions have batches of their own,
+    because they are longer than other answers."""
     batches = []
     for described in (False, True):
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]

@@ -29,7 +29,8 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
-    """Load the training module with its checkpoints' average weights. Returns it and the last one's step."""
+    """Load the training module with the average weights of the checkpoints. Returns the module, and the training step
+    of the last checkpoint."""
     plain = {"start": None, "compiled": False}
     return load_averaged(
         lambda options: VlmModule(**{**options, "shape": Shape(**options["shape"]), **plain}), checkpoints
@@ -51,7 +52,8 @@ def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> Llav
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaProcessor:
-    """The model's processor: pictures are scaled to its square, values -1 to 1; text has a chat template."""
+    """Build the model's processor: it scales pictures to the model's square and values to -1 ... 1, and it has the chat
+    template."""
     return LlavaProcessor(
         image_processor=SiglipImageProcessor(size={"height": shape.image, "width": shape.image}),
         tokenizer=tokenizer,
@@ -68,8 +70,8 @@ def export(
 ) -> Path:
     """Write the model's folder in half precision. If writing fails, an existing folder stays as it was.
 
-    mean_with: the model that the run began from; the exported weights are then the average of both (Wortsman et al.
-        2022, "Robust fine-tuning of zero-shot models").
+    mean_with: folder of the model that the run began from. The exported weights are then the average of that model and
+        the run's (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
     share: weight of the run's model in this average, 0 to 1. An earlier model card is kept.
     """
     if not 0 <= share <= 1:

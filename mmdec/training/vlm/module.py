@@ -1,7 +1,7 @@
-"""Training of the small vision-language model: first what image patches show, then that and the answers together.
+"""Training of the small vision-language model, in two phases: first the image encoder alone, then the whole model.
 
 From random weights, the language model's loss trains the encoder very slowly. So the encoder first learns alone what
-the patches show (letters, objects, colours), and then jointly with the text.
+image patches show (letters, objects, colours). Then the whole model learns this and the answers together.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ TASKS = (
     "price", "price_of", "relation", "route", "shape", "size", "time", "time_of",
     "town_of", "where", "word", "yes_no",
 )  # fmt: skip
-CELLS = 8  # of one patch
+CELLS = 8  # number of cells of one patch, each labelled with what it shows
 LONGEST = (48, 200)  # the most tokens of a short answer and of a description at validation
 
 
 @dataclass(frozen=True)
 class VlmOptions:
-    """Options that a recipe sets.
+    """Options of `VlmModule` that a recipe sets.
 
     vision_steps: number of first steps that train the encoder alone, with learning rate `vision_lr`.
     decay_from, decay_steps: step where the learning rate begins to fall, and number of steps until it is zero.
-    cell_kinds: number of classes of each label of a cell. empty: loss weight of cells that show nothing.
-    guided: indices of the guided layers of the language model; None: three in the middle.
+    cell_kinds: number of classes of each of a cell's labels. empty: loss weight of cells that show nothing.
+    guided: indices of the language model's layers that L_guide trains; None: three in the middle.
     length_power: an answer of n tokens weighs n ** (1 - length_power) in the loss. At 0 a description weighs as much as
         a hundred short answers, and colours and sizes are learned last.
-    half: matrix products in bfloat16; None: if the processor is fast in it.
+    half: compute matrix products in bfloat16; None: only if the processor is fast in it.
     compiled: fuse the operations between matrix products (torch.compile).
-    start: a folder with an exported model, or a run's checkpoint, to begin from. fresh_projector: do not load its
-        projector.
+    start: a folder with an exported model, or a run's checkpoint, to begin from. fresh_projector: begin with a new
+        projector instead of the start model's.
     """
 
     lr: float = 3e-3
@@ -87,9 +87,10 @@ class VlmOptions:
 class VlmModule(LightningModule):
     """L = L_answers + cell_weight L_cells + guide_weight L_guide; in the first `vision_steps` steps L_cells alone.
 
-    L_guide trains layers `guided` of the language model to read. Their first head shall attend to the patch with the
-    printed character that comes next in the answer. The middle layer's output shall tell in which cell of the patch it
-    is. Without this loss, the model learns which kind of answer to give long before it learns to read.
+    L_cells: what each cell of each image patch shows. L_guide trains layers `guided` of the language model to read:
+    their first head shall attend to the patch with the printed character that comes next in the answer, and the middle
+    one's output shall tell in which cell of the patch the character is. Without L_guide, the model learns which kind of
+    answer to give long before it learns to read.
 
     units: the tokens, ordered by id. options: fields of `VlmOptions`.
     """
@@ -112,10 +113,11 @@ class VlmModule(LightningModule):
         self.model = build_model(self.shape, units, self.options.seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(self.options.cell_kinds))
         self.whitening = Whitening(self.shape.vision_width, self.shape.width)
-        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `whitening` is later folded into it
+        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `Whitening.fold` writes its weights
         self.pointer = nn.Linear(self.shape.width, CELLS)
         kinds = [PRINTED.find(unit.strip("Ġ")) + 1 if len(unit.strip("Ġ")) == 1 else 0 for unit in units]
-        self.register_buffer("printed", torch.tensor(kinds), persistent=False)  # each token's kind; 0: no character
+        # each token's place in PRINTED, from 1; 0: the token is not one of these characters
+        self.register_buffer("printed", torch.tensor(kinds), persistent=False)
         self.printed: Tensor
         self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
         if self.options.start is not None:
@@ -129,8 +131,8 @@ class VlmModule(LightningModule):
         self._counts: dict[str, list[float]] = {}
 
     def begin_from(self, start: str) -> None:
-        """Load weights of an exported model, without the projector if `fresh_projector`. A checkpoint also has the
-        heads' weights."""
+        """Load the weights of an exported model, or of a checkpoint, which also has the auxiliary heads. With
+        `fresh_projector`, the projector is not loaded."""
         part: nn.Module = self if Path(start).is_file() else self.model
         if part is self:
             weights = read_checkpoint(Path(start))["state_dict"]
@@ -144,7 +146,7 @@ class VlmModule(LightningModule):
             raise InputError(f"`start` must fit, but the model of '{start}' does not ({one_line(error)})") from None
 
     def factor(self, step: int) -> float:
-        """The factor on the learning rate at a step: each phase has a warm-up, and the end falls to zero."""
+        """Return the factor on the learning rate at a step. Both phases begin with a warm-up; the end decays to 0."""
         vision = self.options.vision_steps
         since = step if step < vision else step - vision
         rise = min(1.0, (since + 1) / max(self.options.warmup, 1))
@@ -152,7 +154,7 @@ class VlmModule(LightningModule):
         return rise * scale * self.rate(step)
 
     def losses(self, batch: Batch, vision_only: bool) -> dict[str, Tensor]:
-        """The loss of a batch and its parts by name; `loss` is the weighted sum of the parts."""
+        """Return the batch's "loss" and its parts by name. vision_only: the loss is L_cells alone."""
         states = see(self.model, batch.pixels.float() / 127.5 - 1, self._products, self._layers[0])
         parts: dict[str, Tensor] = {}
         total: Tensor = states.sum() * 0
@@ -191,7 +193,8 @@ class VlmModule(LightningModule):
         return parts | {"loss": loss}
 
     def project(self, states: Tensor) -> Tensor:
-        """Project the encoder's states to the language model's inputs, (B, P, H)."""
+        """Project the encoder's states to the language model's inputs (B, P, H). The first call measures the states for
+        whitening."""
         projector = self.model.model.multi_modal_projector
         if not self.whitening.measured:
             goes_on = self.options.start is not None and not self.options.fresh_projector
@@ -203,7 +206,8 @@ class VlmModule(LightningModule):
             self.whitening.fold(self.model.model.multi_modal_projector.linear_1)
 
     def guide_loss(self, looks: list[Tensor], batch: Batch) -> Tensor:
-        """-log of the guided heads' attention to the patch that is read, mean over heads and tokens."""
+        """Return -log of the guided heads' attention to the patch that shows the next printed character, the mean over
+        heads and tokens. looks: attention (B, L, L) of each guided head."""
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         first = (batch.tokens[0] == self.tokens[IMAGE]).long().argmax()
         at = first + batch.patches[row, query].long()
@@ -212,7 +216,7 @@ class VlmModule(LightningModule):
         return -shares.clamp_min(1e-6).log().mean() * weight if len(row) else shares.sum()
 
     def pointer_loss(self, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of which cell of its patch shows the character that is read, and the accuracy.
+        """Predict which cell of a patch shows the next printed character. Returns the cross-entropy and the accuracy.
 
         A patch holds two or three letters, so knowing the patch is not enough to read one. states: (B, L, H).
         """
@@ -229,7 +233,7 @@ class VlmModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.options.vision_steps)
         for name, value in parts.items():
-            accuracy = name.endswith("right")  # of this process alone, which may have nothing of this kind
+            accuracy = name.endswith("right")  # not averaged over processes: one may have nothing to measure
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens), sync_dist=not accuracy)
         return parts["loss"]
 
@@ -295,8 +299,8 @@ class VlmModule(LightningModule):
 
 
 def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
-    """The loss weight of each counted column. turns: (B, L) number of each column's question. asked: (B, L) bool, which
-    columns count. Returns (N,): each of an answer's n columns weighs n ** -power."""
+    """Compute the loss weight of each answer token. turns: (B, L) number of each column's question. asked: (B, L) bool,
+    the N columns that predict an answer token. Returns (N,): each of an answer's n tokens weighs n ** -power."""
     rows, columns = asked.nonzero(as_tuple=True)
     names = rows * (int(turns.max()) + 1) + turns[rows, columns]
     _, which, counts = torch.unique(names, return_inverse=True, return_counts=True)
@@ -304,7 +308,7 @@ def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:
-    """The text of an answer's tokens (byte-level pieces; scenes have ASCII text only)."""
+    """Turn an answer's tokens into text, up to token `end`. Pieces are byte-level, and scenes have ASCII text only."""
     if end in tokens:
         tokens = tokens[: tokens.index(end)]
     return "".join(units[token] for token in tokens).replace("Ġ", " ").replace("Ċ", "\n").strip()

@@ -1,4 +1,4 @@
-"""The small model: a SigLIP encoder of 64 patches and a deep, narrow Llama, joined as LLaVA joins them."""
+"""The small vision-language model: a SigLIP encoder of 64 patches and a deep, narrow Llama, joined as in LLaVA."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ class Shape:
 
 
 def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
-    """The configuration of a model with these tokens.
-
-    The projector reads the encoder's last layer, without its norm. There is no class token.
-    """
+    """The configuration of a model with the tokens `units`. The projector reads the encoder's last layer, without its
+    norm. There is no class token."""
     return LlavaConfig(
         vision_config=SiglipVisionConfig(
             hidden_size=shape.vision_width,
@@ -75,7 +73,7 @@ def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
 
 
 def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditionalGeneration:
-    """A model with random weights. The position embeddings of patches begin as sines and cosines."""
+    """Build a model with random weights. The position embeddings of patches begin as sines and cosines."""
     torch.manual_seed(seed)
     model = LlavaForConditionalGeneration(configuration(shape, units))
     model.set_attn_implementation("eager")  # faster to train on a CPU than fused attention
@@ -86,7 +84,8 @@ def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditiona
 
 
 def sines(side: int, width: int) -> Tensor:
-    """(side * side, width): a quarter of the channels each for sine and cosine of the row and of the column."""
+    """Return position embeddings (side * side, width). A quarter of the channels each is for sine and cosine of the
+    row, and for sine and cosine of the column."""
     quarter = width // 4
     speeds = torch.exp(-math.log(100.0) * torch.arange(quarter) / quarter)
     angles = torch.arange(side)[:, None] * speeds  # (side, quarter)
@@ -97,10 +96,10 @@ def sines(side: int, width: int) -> Tensor:
 
 
 def see(model: LlavaForConditionalGeneration, pixels: Tensor, dtype: torch.dtype, layer: Layer | None = None) -> Tensor:
-    """The vision encoder's states: pixels (B, 3, H, W), -1 to 1 -> (B, patches, vision width), the projector's input.
+    """Run the vision encoder. pixels: (B, 3, H, W), -1 to 1. Returns: the projector's input (B, patches, vision width).
 
-    dtype: the matrix products' dtype; operations between them keep theirs. layer: `vision_layer`, or its compiled
-        version. One function serves all layers, because their weights are arguments.
+    dtype: dtype of matrix products; the residual stream stays in float32. layer: `vision_layer`, or its compiled
+        version. Layers get their weights as arguments, so that one compiled function serves all of them.
     """
     tower = model.model.vision_tower
     patches = tower.embeddings.patch_embedding
@@ -178,7 +177,7 @@ Layer = Callable[..., Tensor]
 
 
 def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
-    """One layer of SigLIP, (B, P, H): norms, projections and biases in the order of `see`."""
+    """Apply one layer of SigLIP to x (B, P, H). weights: norms, projections and biases in the order of `see`."""
     g1, b1, wq, bq, wk, bk, wv, bv, wo, bo, g2, b2, w1, c1, w2, c2 = weights
     width = x.shape[-1]
     y = F.layer_norm(x, (width,), g1, b1, 1e-6).to(dtype)
@@ -196,7 +195,8 @@ def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) ->
 def language_layer(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor
 ) -> Tensor:
-    """One layer of Llama, (B, L, H), in the order of `speak`. It has as many key heads as query heads."""
+    """Apply one layer of Llama, with as many key heads as query heads, to x (B, L, H). weights: in the order of
+    `speak`."""
     n1, wq, wk, wv, wo, n2, wg, wu, wd = weights
     width = x.shape[-1]
     y = F.rms_norm(x, (width,), n1, 1e-6).to(dtype)
@@ -218,12 +218,12 @@ def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class Whitening(nn.Module):
-    """Whitens the encoder's states for the projector in training: centred, and of equal variance in all directions.
+    """The projector's first layer in training. It whitens the encoder's states: mean 0, variance 1 in all directions.
 
-    LLaVA's projector reads the encoder's residual stream directly. In a trained encoder this stream is large and lies
-    in few directions, and letters are not among them: the language model saw colours and places, and could not read. So
-    the projector learns on whitened states; `fold` then writes whitening into the model's own first layer, which gives
-    the same output from plain states.
+    LLaVA's projector reads the encoder's residual stream directly. In a trained encoder, a few directions have almost
+    all of its variance, and letters are not among them: the language model saw colours and places, but could not read.
+    So the projector learns on whitened states. `fold` then merges whitening and layer into the exported model's first
+    layer, which gives the same output from the encoder's plain states.
     """
 
     def __init__(self, width: int, out: int, shrink: float = 0.01) -> None:
@@ -243,8 +243,8 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def measure(self, states: Tensor, layer: nn.Linear | None = None) -> None:
-        """Estimate mean and covariance of states (B, P, H), averaged over processes. layer: an already trained first
-        layer to begin with."""
+        """Estimate mean and covariance of states (B, P, H), averaged over processes. layer: the first layer of a
+        trained projector, whose outputs this layer then begins with."""
         flat = states.flatten(0, 1).double()
         moments = torch.cat([flat.mean(0, keepdim=True), flat.T @ flat / len(flat)])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -260,20 +260,20 @@ class Whitening(nn.Module):
             self.first.bias.copy_(layer.bias + layer.weight @ self.middle)
 
     def forward(self, states: Tensor) -> Tensor:
-        """The projector's first layer, (B, P, out)."""
+        """Apply whitening and the projector's first layer to states (B, P, H). Returns: (B, P, out)."""
         return self.first((states - self.middle) @ self.turn)
 
     @torch.no_grad()
     def fold(self, layer: nn.Linear) -> None:
-        """Write whitening and weights into a layer that reads plain states."""
+        """Write whitening and weights into `layer`, which reads plain states."""
         weight = self.first.weight @ self.turn
         layer.weight.copy_(weight)
         layer.bias.copy_(self.first.bias - weight @ self.middle)
 
 
 class CellHeads(nn.Module):
-    """Predicts what the cells of each patch show: the auxiliary task. cells: number in a patch. kinds: number of
-    classes of each label."""
+    """Predicts what each cell of an image patch shows, as an auxiliary task. cells: number of cells in a patch. kinds:
+    number of classes of each label of a cell."""
 
     def __init__(self, width: int, cells: int, kinds: tuple[int, ...]) -> None:
         super().__init__()
@@ -282,13 +282,14 @@ class CellHeads(nn.Module):
         self.out = nn.Linear(width, cells * sum(kinds))
 
     def forward(self, states: Tensor) -> list[Tensor]:
-        """States (B, P, H) -> for each kind of label, logits (B, P, cells, classes)."""
+        """Return, for each label, logits (B, P, cells, classes). states: (B, P, H) of the encoder."""
         scores = self.out(self.norm(states))
         return list(scores.unflatten(-1, (self.cells, sum(self.kinds))).split(self.kinds, -1))
 
 
 def cell_loss(scores: Tensor, labels: Tensor, empty: float) -> Tensor:
-    """Mean cross-entropy of scores (..., classes), labels (...). Label 0, an empty cell, weighs `empty`."""
+    """Return the mean cross-entropy of logits `scores` (..., classes) with labels (...). Label 0, an empty cell, has
+    the weight `empty`, other labels 1."""
     losses = F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
     weights = torch.where(labels.flatten() == 0, empty, 1.0)
     return (losses * weights).sum() / weights.sum() * token_weight(weights.sum())

@@ -1,8 +1,8 @@
-"""The small model's tokenizer, conversations as tokens (stored on disk in a few flat arrays), and packed rows of them.
+"""The small vision-language model's tokenizer; conversations as tokens in flat arrays on disk; and packed rows of them.
 
-A row has several questions about one picture. The picture is encoded once; each question attends to it and to itself,
-not to other questions. Words in capitals are split into letters, and numbers into digits: in a trial with word pieces,
-the model learned to read digits but no words.
+A row has several questions about one picture. The picture is encoded once. Each question attends to the picture and to
+itself, not to other questions. Words in capitals are split into letters, and numbers into digits: in a trial with word
+pieces, the model learned to read digits but no words.
 """
 
 from __future__ import annotations
@@ -87,21 +87,21 @@ def kept_tokenizer(folder: Path, texts: Iterable[str], pieces: int) -> PreTraine
 
 
 def prefix(patches: int) -> str:
-    """The text before the first question: the image tokens."""
+    """Return the text before the first question, which has the image tokens."""
     return f"{BEGIN}{USER} {IMAGE * patches}\n"
 
 
 def asked(question: str) -> str:
-    """A question as text, in the form that follows the prefix."""
+    """Return a question in the form in which it follows `prefix`."""
     return f"{question} {ASSISTANT}"
 
 
 def answered(answer: str) -> str:
-    """An answer as text, in the form that follows its question."""
+    """Return an answer in the form in which it follows its question."""
     return f" {answer}{END}"
 
 
-NOWHERE = 255
+NOWHERE = 255  # in place of a patch's number: the token reads nothing printed
 FIELDS = ("tokens", "patches", "bounds", "first", "images")
 READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-Za-z0-9])")  # a printed word or number
 
@@ -110,9 +110,9 @@ READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-
 class Encoded:
     """All conversations as flat arrays.
 
-    tokens: all turns' tokens, one turn after the other.
-    patches: for each answer token, the patch that shows the character that it reads; NOWHERE for other tokens.
-    bounds: (T, 2) where question and answer of each turn end.
+    tokens: the tokens of all turns, one turn after the other.
+    patches: for each token, the patch that shows its printed character, if it is an answer's; else NOWHERE.
+    bounds: (T, 2) the end of the question and of the answer of each turn, as indices into `tokens`.
     first: (N + 1,) the first turn of each conversation.
     images: the image path of each conversation.
     """
@@ -127,7 +127,8 @@ class Encoded:
         return len(self.first) - 1
 
     def turns(self, number: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each turn: the tokens of its question and answer, and the patch that each answer token reads."""
+        """Return for each turn of conversation `number`: the question's tokens, the answer's tokens, and the patch that
+        shows each answer token."""
         turns = []
         for turn in range(self.first[number], self.first[number + 1]):
             begin = self.bounds[turn - 1, 1] if turn else 0
@@ -149,7 +150,7 @@ class Encoded:
 
 
 def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Encode all turns, in the form that follows the picture's prefix."""
+    """Encode all turns, in the form in which they follow `prefix`."""
     tokens: list[np.ndarray] = []
     patches: list[np.ndarray] = []
     bounds: list[tuple[int, int]] = []
@@ -174,9 +175,9 @@ def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizer
 def patches_read(
     answer: str, offsets: Sequence[tuple[int, int]], prints: Sequence[tuple[str, Sequence[int]]]
 ) -> np.ndarray:
-    """The patch that each token of an answer reads.
+    """Find for each token of an answer the patch where its character is printed; NOWHERE if there is none.
 
-    offsets: each token's characters in the answer. prints: printed texts, each with the patches of its characters. A
+    offsets: begin and end of each token in the answer. prints: printed texts, each with the patch of each character. A
         word or number that is printed twice is left out, because the answer may mean either.
     """
     where: dict[int, int] = {}
@@ -200,10 +201,10 @@ MASKED = -1e4  # added to attention scores
 class Batch:
     """B rows of L tokens.
 
-    pixels: (B, 3, H, W) uint8. labels: the next token, or IGNORED.
-    turns: 0 for the picture's prefix, then the number of the question; -1 for padding.
-    patches: (B, L) uint8, the patch that the next token reads, see `Encoded`.
-    cells: (B, P, cells, kinds) uint8.
+    pixels: (B, 3, H, W) uint8. labels: (B, L) the next token if it is an answer's, else IGNORED.
+    turns: (B, L) 0 for the picture's prefix, then the number of the question; -1 for padding.
+    patches: (B, L) uint8, the patch that shows the next token, see `Encoded`.
+    cells: (B, P, cells, labels) uint8, what each cell of each image patch shows.
     """
 
     pixels: Tensor
@@ -249,7 +250,8 @@ def pack(
 
 
 def turn_mask(turns: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Mask of turns (B, L) -> (B, 1, L, L): 0 for earlier tokens of prefix and own turn, else MASKED."""
+    """Return the attention mask (B, 1, L, L) of rows: 0 for earlier tokens of the prefix and of the same turn, else
+    MASKED. turns: (B, L), see `Batch`."""
     same = turns[:, :, None] == turns[:, None, :]
     prefix = (turns == 0)[:, None, :] & (turns >= 0)[:, :, None]
     length = turns.shape[1]

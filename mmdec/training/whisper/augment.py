@@ -21,21 +21,21 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.types import InputError
 
 FRAME = 512
-ENVELOPE = 32  # number of cepstral coefficients of the spectral envelope: the vocal tract, not the pitch
+ENVELOPE = 32  # number of cepstral coefficients of the spectral envelope, which shows the vocal tract and not the pitch
 SIZES = 0.14  # largest relative change of a vocal tract's length
-BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)
-UNEVEN = 4.0  # dB, deviation of a microphone's response in each band
-MUFFLED = 0.2  # share of microphones that record nothing above some frequency
+BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)  # Hz
+UNEVEN = 4.0  # dB, standard deviation of a microphone's response at each of BANDS
+MUFFLED = 0.2  # share of microphones that lose the sound above a frequency
 DULLEST = 2800.0  # Hz, the lowest such frequency
 BROWN = 20 * float(np.log10(2))  # dB that brown noise loses in an octave
-COLOUR_FFT = 2048  # below it the slope is wrong by more dB (128, the default: 7), above it only the CPU time changes
+COLOUR_FFT = 2048  # FFT size for coloured noise: smaller ones give a wrong slope (the default, 128, by 7 dB)
 
 _lock = RLock()
 
 
 @cache
 def _smoothing() -> torch.Tensor:
-    """(F, F) matrix from a frame's log spectrum to its envelope, the part in the first cepstral coefficients."""
+    """Return the (F, F) matrix that maps a frame's log spectrum to its envelope (the first cepstral coefficients)."""
     cepstrum = torch.fft.irfft(torch.eye(FRAME // 2 + 1), FRAME, dim=0)
     cepstrum[ENVELOPE : 1 - ENVELOPE] = 0
     return torch.fft.rfft(cepstrum, FRAME, dim=0).real.contiguous()
@@ -45,9 +45,8 @@ def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndar
     """Change the vocal tract length at the same pitch, and apply a random microphone response. (T,) -> (T,), T at least
     257.
 
-    The spectral envelope, from its first cepstral coefficients, is resampled at stretched frequencies (vocal tract
-    length
-    perturbation: Jaitly and Hinton 2013, but with the pitch kept).
+    The spectral envelope is resampled at stretched frequencies (vocal tract length perturbation, Jaitly and Hinton
+    2013, but the pitch stays).
     """
     stretch = 1 + draw.uniform(-SIZES, SIZES)
     gains = draw.normal(0, UNEVEN, size=len(BANDS))
@@ -82,8 +81,8 @@ def _audiomentations() -> Any:
 def _global_seed(seed: int) -> Iterator[None]:
     """Seed Python's and NumPy's global generators within the block, because audiomentations uses no others.
 
-    After the block their states are restored. The lock covers our own threads; other threads that draw meanwhile get
-    numbers from `seed`.
+    After the block their states are restored. Only one thread may be in such a block at a time; threads outside of it
+    that draw meanwhile get numbers that follow from `seed`.
     """
     with _lock:
         before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # all it draws from
@@ -101,7 +100,7 @@ def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
     rate = round(SAMPLE_RATE / pace)
     if rate == SAMPLE_RATE:
         return samples
-    with _global_seed(0):  # it draws a number, though there is only one choice
+    with _global_seed(0):  # audiomentations draws a random number, though there is only one rate
         return _audiomentations().Resample(rate, rate, p=1.0)(samples, SAMPLE_RATE)
 
 
@@ -114,7 +113,8 @@ def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generato
 
 
 def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
-    """Noise alone, (count,), within -1 and 1: audiomentations adds noise to a sound, here to a constant."""
+    """Make noise without speech, (count,), from -1 to 1. audiomentations can only add noise to a sound: here it is a
+    constant, which is then subtracted."""
     constant = np.ones(count, np.float32)
     noise = add_coloured_noise(constant, 0.0, draw) - constant
     return noise / max(float(np.abs(noise).max()), 1e-9)
@@ -123,7 +123,7 @@ def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
 def add_babble(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np.ndarray:
     """Add babble without words, `ratio` dB below the sound: four shifted copies of the reversed speech. (T,) -> (T,).
 
-    audiomentations mixes in recordings of noise, which a corpus would have to contain.
+    This is our own code, because audiomentations needs recordings of noise, which corpora of speech lack.
     """
     babble = np.sum([np.roll(sound[::-1], int(draw.integers(len(sound)))) for _ in range(4)], axis=0)
     level = np.sqrt(np.mean(sound**2) / max(np.mean(babble**2), 1e-12)) * 10 ** (-ratio / 20)
@@ -143,7 +143,7 @@ def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 
 
 def telephone(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Limit a sound (T,) to a telephone's band: 200-350 Hz up to 3,000-3,800 Hz, with soft edges. -> (T,)."""
+    """Limit a sound to a telephone's band: from 200-350 Hz to 3,000-3,800 Hz, with soft edges. (T,) -> (T,)."""
     low, high = draw.uniform(200, 350), draw.uniform(3000, 3800)
     frequency = np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE)
     gain = 1 / np.sqrt(1 + (low / np.maximum(frequency, 1)) ** 8) / np.sqrt(1 + (frequency / high) ** 16)

@@ -23,14 +23,15 @@ from mmdec.types import told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
-    """Load the training module with its checkpoints' average weights. Returns it and the last one's step."""
+    """Load the training module with the average weights of the checkpoints. Returns the module, and the training step
+    of the last checkpoint."""
     return load_averaged(
         lambda options: WhisperModule(**{**options, "shape": Shape(**options["shape"]), "start": None}), checkpoints
     )
 
 
 def finished(module: WhisperModule, tokenizer: WhisperTokenizer) -> WhisperForConditionalGeneration:
-    """The model ready for use: with the generation settings of its tokens."""
+    """Return the module's Whisper, ready for use, with generation settings that fit the tokenizer."""
     model = module.model
     model.generation_config = generation_config(tokenizer, module.shape.target_positions)
     return model.eval()
@@ -39,10 +40,10 @@ def finished(module: WhisperModule, tokenizer: WhisperTokenizer) -> WhisperForCo
 def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, alignment: Sequence[Sequence[int]] | None = None
 ) -> Path:
-    """Write the model's folder in half precision, and the heads that were trained with it in `out`/medusa, in one step.
+    """Write the model in half precision to `out`, and the heads that were trained with it to `out`/medusa, in one step.
 
     alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps.
-    Raises InputError where `out` has a model card, because it would describe other weights.
+    Raises InputError if `out` has a model card, because the card would describe other weights.
     """
     module, step = load_module(checkpoints)
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)

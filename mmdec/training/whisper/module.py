@@ -1,8 +1,8 @@
-"""Training of a small Whisper: next tokens, letters from the encoder (CTC), and tokens further ahead.
+"""Training of a small Whisper to predict the next token, letters (CTC on the encoder), and tokens further ahead.
 
-Decoder states that must also predict the tokens after the next one contain more of the coming sound. Medusa heads,
-trained later on the frozen model, need that (multi-token prediction: Gloeckle et al. 2024; Medusa: Cai et al. 2024).
-The encoder starts with local attention, and its position embeddings are protected.
+Decoder states that must also predict later tokens contain more of the coming sound. Medusa heads, which are trained
+later on the frozen model, need that (multi-token prediction: Gloeckle et al. 2024; Medusa: Cai et al. 2024). The
+encoder starts with local attention (`init_local_attention`), and `protect_positions` keeps it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mmdec.training.whisper.tokenizer import END, START
 from mmdec.training.whisper.window_data import IGNORED, LETTERS, Batch
 from mmdec.types import InputError
 
-FIRST_SCALE = 1.3  # scale of the first layer's queries and keys: about five positions wide
-LATER_SCALE = 3.0  # the same for the other layers
+FIRST_SCALE = 1.3  # initial scale of the first encoder layer's queries and keys: attention is about five positions wide
+LATER_SCALE = 3.0  # initial scale for the other layers
 
 
 @torch.no_grad()
@@ -39,9 +39,9 @@ def protect_positions(model: WhisperForConditionalGeneration) -> None:
     """Keep the channels that `init_local_attention` reads free of everything but position embeddings.
 
     Layer outputs grow to ten times the position embeddings and hide them from later layers: in experiments, later
-    layers lost local attention after a few hundred steps. So the layers do not write to these channels; what they write
-    to the others has zero mean (otherwise layer norm would change the positions, too); and the later layers' norms add
-    no bias.
+    layers lost local attention after a few hundred steps. So layers write nothing to these channels. What they write to
+    the other channels has zero mean, because otherwise layer norm would also change these. And the later layers' norms
+    add no bias to these.
     """
     encoder: Any = model.model.encoder  # torch's types allow a tensor here, too
     width, half = model.config.d_model, model.config.d_model // 2
@@ -61,11 +61,11 @@ def protect_positions(model: WhisperForConditionalGeneration) -> None:
 
 @torch.no_grad()
 def init_local_attention(model: WhisperForConditionalGeneration) -> None:
-    """Let each head of a new encoder attend to one position near its own, as a convolution would.
+    """Let each head of a new encoder attend to positions at a fixed small distance, as a convolution does.
 
-    Positions are sinusoids. If query and key read the same frequencies, and one of them is rotated, they match where
-    their positions differ by this rotation. Training then adds content. Learning locality from random weights would
-    take most of the training.
+    Position embeddings are sinusoids. If query and key read the same frequencies, and one of them is rotated, they
+    match where their positions differ by this rotation. Training then adds content. From random weights, most of the
+    training time would go into learning to attend locally.
     """
     encoder: Any = model.model.encoder  # torch's types allow a tensor here, too
     width, heads = model.config.d_model, model.config.encoder_attention_heads
@@ -90,7 +90,7 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
 
 
 STATE_SECONDS = 0.02  # seconds between encoder states
-PARTS = (100, 250)  # positions
+PARTS = (100, 250)  # shortest and longest part of a window, in encoder positions, see `WhisperOptions.parted`
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class WhisperOptions:
-    """Options that a recipe sets.
+    """Options of `WhisperModule` that a recipe sets.
 
-    parted: share of the steps in which the encoder reads a window in parts of a few seconds, which takes a fifth less
-        time. In the other steps it learns to read whole windows.
-    ahead: number of heads for the 1 ... `ahead` tokens after the next one; `ahead_drawn` of them are trained in each
-        step.
-    guided: (layer, head) pairs of cross-attention.
-    start: folder of an exported model, with its heads, to begin from. The CTC layer is new, because models do not save
-        it.
+    parted: share of the steps in which the encoder reads each window in parts of a few seconds, which takes a fifth
+        less time. In the other steps the encoder learns to read whole windows.
+    ahead: number of heads, of which head k predicts the k-th token after the next one. `ahead_drawn` of them are
+        trained in each step.
+    guided: (layer, head) pairs of cross-attention that L_guide trains.
+    start: folder of an exported model, with its heads, to begin from. The CTC layer is new, because exported models do
+        not have it.
     """
 
     lr: float = 2e-3
@@ -172,7 +172,7 @@ class WhisperModule(LightningModule):
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def begin_from(self, folder: Path) -> None:
-        """Load an exported model's weights."""
+        """Load the weights of an exported model and its heads."""
         model = read_model(folder)
         heads = load_heads(folder / HEADS, model).heads
         for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
@@ -188,10 +188,10 @@ class WhisperModule(LightningModule):
         protect_positions(self.model)
 
     def encode(self, features: Tensor, part: int = 0) -> Tensor:
-        """Encode features (B, mels, F), F at most 3000 -> (B, F / 2, H); transformers' own encoder refuses shorter
-        windows.
+        """Run the encoder on features (B, mels, F), F at most 3000. Returns: states (B, F / 2, H). transformers' own
+        encoder refuses windows shorter than 30 s.
 
-        part: if not 0, each position attends only to the positions of its own part, which has `part` positions.
+        part: if not 0, the window is cut into parts of `part` positions, and attention stays within a part.
         """
         encoder = self.model.model.encoder
         x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(features)))).transpose(1, 2)
@@ -204,7 +204,7 @@ class WhisperModule(LightningModule):
         return encoder.layer_norm(x).reshape(rows, -1, width)[:, :columns]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss of a batch and its parts by name; `loss` is the weighted sum of the parts."""
+        """Return the batch's "loss", which is the weighted sum of its parts, and the parts by name."""
         part = 0
         if self.training and torch.rand(()) < self.options.parted:
             part = int(torch.randint(*PARTS, ()))
@@ -230,7 +230,8 @@ class WhisperModule(LightningModule):
         return parts
 
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
-        """-log of a guided head's attention to positions near the token's time, mean over heads and tokens."""
+        """Return -log of the guided heads' attention to positions near the time when the next token is spoken, the mean
+        over heads and tokens. inputs: see `Watched`. times: see `Batch`."""
         timed = times >= 0
         weight = token_weight(timed.sum())
         if not bool(timed.any()):
@@ -250,7 +251,7 @@ class WhisperModule(LightningModule):
         return total / max(len(self.options.guided), 1) * weight
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
-        """CTC loss per letter, over the windows whose text is known."""
+        """Return the CTC loss per letter, over the windows whose text is known."""
         spelled = batch.letter_lengths > 0
         weight = token_weight(spelled.sum())
         if not bool(spelled.any()):
@@ -261,7 +262,8 @@ class WhisperModule(LightningModule):
         return F.ctc_loss(scores, texts, lengths, sizes, zero_infinity=True) * weight
 
     def ahead_losses(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Head k (from 1) at position t predicts the label of position t + k."""
+        """Return the loss "ahead" of the heads and, in validation, each head's accuracy. Head k (from 1) at position t
+        predicts the label of position t + k."""
         count = len(self.heads.heads)
         chosen = range(count)
         if self.training:
@@ -302,7 +304,7 @@ class WhisperModule(LightningModule):
 
 
 class Watched:
-    """While open, records the query inputs of some decoder layers' cross-attention: (B, L, H) by layer."""
+    """A context that records the queries' inputs (B, L, H) in the cross-attention of some decoder layers, by layer."""
 
     def __init__(self, model: WhisperForConditionalGeneration, layers: Sequence[int]) -> None:
         decoder: Any = model.model.decoder  # torch's types allow a tensor here, too
@@ -334,7 +336,7 @@ def check_guided(guided: Sequence[tuple[int, int]], shape: Shape) -> None:
 
 
 def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
-    """The configuration of a model with these tokens."""
+    """The configuration of a model with the tokens `units`."""
     end = units.index(END)
     return WhisperConfig(
         vocab_size=len(units),

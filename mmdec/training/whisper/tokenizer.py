@@ -20,7 +20,8 @@ BYTES = 256
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
-    """Build a tokenizer for English. texts: to learn pieces from. pieces: their number, 256 bytes included."""
+    """Build a tokenizer for English. texts: pieces are learned from them. pieces: number of pieces, 256 bytes
+    included."""
     learner = ByteLevelBPETokenizer()
     learner.train_from_iterator(
         (f" {text}" for text in texts), vocab_size=max(pieces, BYTES), min_frequency=2, show_progress=False
@@ -43,7 +44,7 @@ def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
 
 
 def generation_config(tokenizer: WhisperTokenizer, positions: int) -> GenerationConfig:
-    """The generation settings for this tokenizer. positions: number of positions of the decoder."""
+    """Return the generation settings for this tokenizer. positions: number of positions of the decoder."""
     number: Any = tokenizer.convert_tokens_to_ids
     end, start = number(END), number(START)
     special = [number(name) for name in (START, "<|en|>", *TASKS.values(), *OTHERS[:3])]

@@ -1,5 +1,5 @@
-"""Whisper's training windows: utterances of one chapter joined to at most 30 s, with noise and rooms, and their tokens;
-and batches of these windows.
+"""Whisper's training windows: utterances of one chapter joined to at most 30 s, with noise and reverberation, and their
+tokens; and batches of these windows.
 
 All randomness of a window follows from its own seed. The batches of an epoch follow from (seed, epoch) only.
 """
@@ -41,7 +41,7 @@ from mmdec.types import InputError
 
 SECONDS = 30
 LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC head's characters; its index 0 is the blank
-IGNORED = -100
+IGNORED = -100  # label of positions that do not count in the loss
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Batch:
     features: Tensor  # (B, mels, F)
     tokens: Tensor  # (B, L) the decoder's inputs
     labels: Tensor  # (B, L) the next tokens, -100 where there is no target
-    letters: Tensor  # (B, C), padded with 0
+    letters: Tensor  # (B, C) the text for CTC, as indices from 1 into `LETTERS`, padded with 0
     letter_lengths: Tensor  # (B,); 0 where the text is unknown
     times: Tensor  # (B, L) approximate time in seconds when each label is spoken; -1 where unknown
     rows: list[tuple[int, ...]]  # indices of the utterances in each window
@@ -59,11 +59,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Window:
-    """The utterances to join, and the seed of all randomness."""
+    """What a window is composed from: the utterances to join, and the seed of all its random choices."""
 
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # indices of the utterances
     seed: int
-    seconds: float  # length of the whole batch, padding included
+    seconds: float  # length of each window of the batch, padding included
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Composed:
 
 @dataclass(frozen=True)
 class Composition:
-    """Shares of the windows that are changed in some way, and how much.
+    """How windows are varied at random: the share of windows with each change, and its size.
 
     noise, room: share of windows with noise, and with reverberation.
     pace: largest relative change of speed and pitch.
@@ -115,8 +115,9 @@ def plan_windows(
 ) -> list[Window]:
     """Plan one batch of about `total` seconds: windows of about `length` seconds of sound, padded to `padded`.
 
-    Each window gets slightly more utterances than fit, and `compose` drops the rest. Windows must be full up to their
-    last second, or the decoder never learns to attend there.
+    chapters: the indices of each chapter's utterances. seconds: the duration of each utterance. draw: source of random
+    numbers. pause: see `Composition`. Each window gets slightly more utterances than fit, and `compose` drops the rest.
+    Windows must be full up to their last second, or the decoder never learns to attend there.
     """
     windows = []
     for _ in range(max(1, round(total / padded))):
@@ -149,7 +150,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
         samples = speed_perturb(utterances[row].samples().numpy(), pace)
-        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # the first one fits
+        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # a shorter pause, if the first needs it to fit
         left = limit - at - gap
         full = len(samples) > left
         if full and not (cut and spoken and left > 0.3 * len(samples)):
@@ -191,10 +192,11 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
 def written(
     spoken: Sequence[tuple[float, float, str]], tokenizer: WhisperTokenizer, timed: bool, cut: bool, previous: str
 ) -> tuple[list[int], list[int], list[float]]:
-    """Build input tokens, labels and their times.
+    """Build a window's input tokens, its labels, and the labels' times.
 
-    timed: write the times of each utterance; of an utterance that is cut off, only its start. A token's time is
-        estimated from the position of its letters in the text.
+    spoken: (start, end, text) of each utterance, in seconds. timed: whether the labels have timestamps. cut: whether
+        the last utterance is cut off: its text is left out, and only its start is written. previous: text for the
+        prompt. A label's time is estimated from the position of its letters in the text.
     """
     special = numbers(tokenizer)
     begin, end, first = special["<|startoftranscript|>"], special["<|endoftext|>"], special["<|0.00|>"]
@@ -223,7 +225,7 @@ def written(
 
 @cache
 def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
-    """Name -> id of the special and timestamp tokens."""
+    """Return the ids of the special and timestamp tokens by name."""
     end = int(tokenizer.eos_token_id)  # type: ignore[arg-type] # a single number, whatever the declaration allows
     return dict(tokenizer.get_added_vocab()) | {"<|endoftext|>": end}
 
@@ -236,7 +238,7 @@ def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[tuple[int, ...], 
 
 
 def collate(items: Sequence[Composed], end: int) -> Batch:
-    """Pad sounds with silence, tokens with `end`."""
+    """Make a batch of windows. Sounds are padded with silence, tokens with `end`."""
     longest, text = max(len(item.sound) for item in items), max(len(item.tokens) for item in items)
     longest += -longest % (2 * HOP)
     sounds = torch.zeros(len(items), longest)
@@ -260,14 +262,14 @@ def letters_of(text: str) -> list[int]:
 
 
 def chapters_of(utterances: Sequence[Utterance]) -> Iterator[list[int]]:
-    """For each chapter, the indices of its utterances."""
+    """Yield for each chapter the indices of its utterances."""
     chapters: dict[tuple[str, str], list[int]] = {}
     for index, utterance in enumerate(utterances):
         chapters.setdefault((utterance.speaker, utterance.chapter), []).append(index)
     yield from chapters.values()
 
 
-SHORTEST = 4.0  # seconds: most sentences fit
+SHORTEST = 4.0  # seconds of the shortest windows, into which most sentences fit
 
 
 class Windows(Dataset[Composed]):
@@ -285,13 +287,13 @@ class Windows(Dataset[Composed]):
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """Options that a recipe sets.
+    """Options of `WindowData` that a recipe sets.
 
-    train_split: one split or several. pieces: number of pieces of a tokenizer that is learned.
+    train_split: one split or several. pieces: number of pieces of the tokenizer if it is learned.
     batch_seconds: seconds of sound in one process's batch.
     lengths: (epoch, seconds) pairs: from this epoch on, windows have at most this length.
     whole: share of the batches that are padded to 30 s.
-    longer: below 1, long windows are drawn more often than short ones.
+    longer: below 1, long windows are drawn more often than short ones; above 1, less often.
     max_bad_share, allow_absolute_paths: see `Admission`.
     """
 
@@ -320,8 +322,9 @@ class WindowOptions:
 class WindowData(LightningDataModule):
     """A data module: windows of up to 30 s from a corpus of utterances in chapters.
 
-    corpus: as `read_utterances` takes it. tokenizer: folder of the tokenizer. If it is empty, a tokenizer is learned
-        from the training text and saved there. options: fields of `WindowOptions`.
+    corpus: a folder in LibriSpeech's layout, or a manifest, see `read_utterances`. tokenizer: folder of the tokenizer.
+        If it is empty, a tokenizer is learned from the training text and saved there. options: fields of
+        `WindowOptions`.
     """
 
     def __init__(self, corpus: str, tokenizer: str, **options: Any) -> None:
@@ -372,7 +375,7 @@ class WindowData(LightningDataModule):
             length = shortest + (longest - shortest) * sizes.random() ** options.longer
             whole = sizes.random() < options.whole
             padded = SECONDS if whole else min(SECONDS, length + sizes.uniform(0.3, 2.0))
-            # a batch has `world` windows at least, so that each process has one
+            # at least `world` windows, so that each process has one
             total = world * max(options.batch_seconds, padded)
             batches.append(
                 plan_windows(
@@ -390,7 +393,7 @@ class WindowData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=mine, collate_fn=dataset.collate, num_workers=options.workers)
 
     def val_dataloader(self) -> DataLoader:
-        """Windows of the development split, the same each time: no added noise, padded to 30 s, without timestamps."""
+        """The same windows of the development split each time: no added noise, padded to 30 s, without timestamps."""
         assert self.trainer is not None
         draw = np.random.default_rng([self.options.seed, 1])
         dataset = Windows(self.dev_rows, self.tokenizer, replace(PLAIN, pause=self.composition.pause))
@@ -407,7 +410,8 @@ class WindowData(LightningDataModule):
 def cut_long(
     rows: Sequence[Utterance], seconds: Sequence[float], longest: float
 ) -> tuple[list[Utterance], list[float]]:
-    """The rows and their seconds. Rows longer than `longest` are cut at pauses into parts, whose texts are unknown."""
+    """Cut utterances longer than `longest` seconds at pauses into parts, whose texts are unknown. Returns all
+    utterances and parts, and their durations."""
     cut, lengths = list[Utterance](), list[float]()
     for row, length in zip(rows, seconds, strict=True):
         parts: list[tuple[int, int] | None] = [None]
@@ -420,13 +424,13 @@ def cut_long(
 
 
 def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance]) -> None:
-    """Raise InputError if a recording is in both training and development split, even under different names."""
+    """Raise InputError if a recording is in both the training and the development split, even under different names."""
     both = ((os.path.realpath(row.path) for row in rows) for rows in (train, dev))
     check_apart(both, "recordings", "Name splits that do not overlap.")
 
 
 def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the data module in a recipe, as its class takes them."""
+    """Return the arguments of a recipe's data module, with `composition` as a `Composition`."""
     options = dict(recipe["data"]["init_args"])
     if options.get("composition") is not None:
         options["composition"] = Composition(**options["composition"])
@@ -444,9 +448,9 @@ def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> Whis
 
 
 def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: str) -> list[float]:
-    """Seconds of each utterance; NaN for an utterance that cannot be used. The names and number of those are logged.
+    """Return the seconds of each utterance, NaN if it cannot be used. Names and number of unusable ones are logged.
 
-    kept: folder where the results are stored. of: the rows' name in messages. Raises InputError where too many are bad.
+    kept: folder where the results are stored. of: the rows' name in messages. Raises InputError if too many are bad.
     """
     found, bad = seconds_of([row.path for row in rows], kept), BadRows()
     for row, value in zip(rows, found, strict=True):
