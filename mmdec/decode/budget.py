@@ -4,8 +4,9 @@ A chain of k nodes yields (1 + E(k)) / (T(1 + k) + D(k)) tokens a second in each
 accepted nodes, T the time of the target's pass over the draft, D the drafter's time (the hardware-aware objective of
 Sequoia, Chen et al. 2024, section 3.3, measured online instead of profiled beforehand). Plain decoding yields 1 / T(1).
 
-- T and D are monotone and piecewise linear through the lower quartiles of a few buckets, because single timings are off
-  by several times. A draft size close to a timed one counts as cheap until it was timed often enough itself.
+- The curves of T and D go through the lower quartiles of a few buckets of timings (monotone, piecewise linear), because
+  a single timing may be wrong by several times. A draft size close to a timed one counts as cheap until it was timed
+  often enough itself.
 - E of a chain follows from the chance p_i that node i is accepted if node i - 1 was; each tree size has its own mean.
 - A drafter that estimates its own accuracy ends a chain early: at the first node whose chance to be accepted, with all
   nodes before it, is below (seconds of one more node) x (tokens a second in each row). Such chains are counted
@@ -13,8 +14,8 @@ Sequoia, Chen et al. 2024, section 3.3, measured online instead of profiled befo
 - If the thread waited for a CPU, the round's wall time measures the machine's load, not the draft's cost: it is not
   recorded. While there are too few timings, CPU time is recorded instead, so that a busy machine drafts, too.
 - A ledger records what drafting has cost beyond plain decoding. A round that could overdraw it is plain, so even a
-  drafter that is always wrong costs little. While drafting does not pay, it is tried at growing intervals; a drafter
-  that knows how sure it is, and takes no time, is asked meanwhile for what promises to pay.
+  drafter that is always wrong costs little. While drafting does not pay, it is tried at growing intervals. A drafter
+  that takes no time and estimates its own accuracy is still called each round: it ends chains where they do not pay.
 
 Planning and learning use plain floats and take a few tens of microseconds a round. Measurements are stored in the run's
 `DecodingStatistics` (`statistics.py`); the ledger belongs to the run.
@@ -37,14 +38,14 @@ Nodes = int | tuple[int, int] | None
 CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
 TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
 FIRST = 3  # nodes of the first chain
-FIRST_WITH_PRIOR = 7  # the same where the drafter's chances are known, beforehand or by itself
-RELIABLE = 0.5  # below this acceptance of the first node, a single slow timing counts too
+FIRST_WITH_PRIOR = 7  # the same for a drafter that has a prior or may end chains early
+RELIABLE = 0.5  # up to this acceptance chance of the first node, a single slow timing can rule out a plan
 NEARLY_BEST = 0.93  # rates above this part of the best count as equal: seconds are noisy
 MARGIN = 1.02  # the expected gain over plain decoding must be at least this
-LOSS_AT_FIRST = 2.0  # plain passes that a run may lose from the start to a drafter that knows how sure it is
-LOSS_TO_GUESSES = 1.0  # the same for one that does not: it would cost an answer of 20 tokens a tenth of its time
-LOSS_PER_TOKEN = 0.04  # plain passes that it may lose more for each token
-LOSS_OF_GAINS = 8.0  # plain passes of earlier gains that a run may lose again
+LOSS_AT_FIRST = 2.0  # maximum loss of a new run, in plain passes, if the drafter has a prior or may end chains early
+LOSS_TO_GUESSES = 1.0  # the same for other drafters: losing 2 passes costs an answer of 20 tokens a tenth of its time
+LOSS_PER_TOKEN = 0.04  # each new token raises the maximum loss by so many plain passes
+LOSS_OF_GAINS = 8.0  # maximum of earlier gains, in plain passes, that a run may lose again
 NOTICED = 0.02  # a loss below this part of a plain pass's time counts as none
 RARELY = 256  # while drafting does not pay: rounds at most between two trial drafts
 CHAINS_RARELY = 96  # rounds of trees at most until a chain is tried again
@@ -53,8 +54,8 @@ SETTLED = 6  # rounds at a new batch size after which its own timings are prefer
 GAP_OF_NEW_RUN = 8  # when a run begins: rounds at most between two trial drafts
 ATTEMPT = 7  # nodes at most in a draft that is only a trial, because no gain is expected
 LENGTH = 8  # the cost of one more node is estimated at chains of at most so many nodes
-UNTIMED = 0.3  # that chance before enough was timed: a first draft must not be a guess
-THRESHOLD = (0.02, 0.6)  # bounds of the acceptance chance below which a chain ends
+UNTIMED = 0.3  # acceptance chance below which a chain ends, while too little is timed to compute it
+THRESHOLD = (0.02, 0.6)  # bounds of this chance once it is computed
 INSTANT = 1e-9  # minimum seconds of a round: some clocks do not move in so short a time
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: rounds until the next plain pass is timed, if n plain passes were timed
 
@@ -191,8 +192,8 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _least(self, batch: int) -> float:
-        """The accepted tokens below which plain decoding is faster, because a second column costs so much; 0 before one
-        was timed."""
+        """How many accepted tokens pay for a target pass over two columns instead of one; 0 until such a pass was
+        timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
         return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
@@ -205,7 +206,8 @@ class Budget:
     def _rated(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[tuple[float, float, Plan, CostCurve]]:
-        """Rate all plans of fewer than `reach` nodes: (tokens a second, accepted nodes, plan, curve), best first."""
+        """Rate all plans of fewer than `reach` nodes. Returns: (tokens a second, accepted nodes, plan, drafter's cost
+        curve) of each plan, the best first."""
         acceptance, plain = self._acceptance, target.at(1)
         drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
         if self._stops:

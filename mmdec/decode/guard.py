@@ -33,7 +33,8 @@ class Guard:
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
         """Ask the drafter for a valid draft below each root (B,).
 
-        Returns: a draft that fits the plan; each row's depth is at most its `room`, in tokens.
+        room: how many tokens this round may add to each row, the bonus token included.
+        Returns: a draft that fits the plan and is less deep than each row's `room`.
         """
         if self.columns:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
@@ -109,14 +110,15 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
     """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
 
-    room: the maximum depth of each row's draft. A row ends there, and the model may have no position for deeper nodes.
+    room: how many tokens this round may add to each row, the bonus token included; so a draft has at most room - 1
+        levels. The model may have no positions for deeper nodes.
     chains: whether to keep the chain of first children alone.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
     kept: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
-        nodes, last = {0: None}, 0  # node -> None: an ordered set; the node that was kept last
+        nodes, last = {0: None}, 0  # the kept nodes (a dict as an ordered set), and the last of them
         for node, depth in enumerate(depths(parents[row][: sizes[row]])):
             above = parents[row][node] == last if chains else parents[row][node] in nodes
             if node and depth <= deepest and len(nodes) <= plan.nodes and above:

@@ -22,7 +22,7 @@ from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
-    """Decides how much to draft: what the loop needs of a budget."""
+    """The part of a budget that the loop calls: it decides how much to draft."""
 
     def plan(self, batch: int) -> Plan: ...
 
@@ -55,7 +55,7 @@ class Round:
     vision: float = 0.0  # seconds in the vision tower, which `target` includes
     text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
-    summaries: Tensor | None = field(default=None, repr=False, compare=False)  # (images, 2V) of the prompt's pass
+    summaries: Tensor | None = field(default=None, repr=False, compare=False)  # `Context.summaries`; only in round 0
 
 
 @torch.inference_mode()
@@ -117,7 +117,7 @@ def decode(
 
 
 def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
-    """Log-probabilities of the verdict's tokens by the raw logits: (B, N, V) -> (B, T) float32.
+    """Return the log-probabilities (B, T) float32 of the verdict's tokens, from the target's raw logits (B, N, V).
 
     Entries after a row's last token are undefined. The result stays on the device, without synchronisation.
     """

@@ -1,7 +1,7 @@
-"""What plain decoding does at one position: a row's text so far, its logits processors, its next token, its end.
+"""The steps of plain decoding: apply a row's logits processors, choose its next token, check whether the row ends.
 
-Everything here happens for one row at one position, in autoregressive order, on exactly the tensors that transformers'
-own loop would pass: ids (1, L), left padding included, and float32 logits (1, V). Nothing here depends on drafts.
+Each step handles one row at one position, in autoregressive order, on exactly the tensors that transformers' own loop
+would pass: ids (1, L), left padding included, and float32 logits (1, V). Nothing here depends on drafts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WholeBatch:
 class WholeBatchCriterion:
     """Applies a stopping criterion that is bound to the batch to one row: it gets `batch` copies of the row.
 
-    Of its answers, the one at the row's own index is used; if it gives a single answer, that one.
+    If it returns one answer per row, the answer at the row's own index counts; else its single answer counts.
     """
 
     criterion: Criterion
@@ -71,8 +71,8 @@ class WholeBatchCriterion:
 class Suppression:
     """A processor that forbids `tokens` (K,) int64, at every position or only at one.
 
-    only_at: forbid them only where the text, prompt included, has this many columns; None: everywhere. As nothing else
-        is read, the processor can be applied to all nodes of a draft at once.
+    only_at: forbid them only where the text, prompt included, has this many columns; None: everywhere.
+    The processor reads nothing else of the text, so it can be applied to all nodes of a draft at once.
     """
 
     tokens: Tensor
@@ -163,7 +163,7 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Whether, from this position on, the row's processors only suppress the tokens in `suppressed`."""
+        """Whether the row's processors do nothing, at this and all later positions, but what `suppressed` does."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
@@ -182,7 +182,7 @@ class Sequences:
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def reach(self, row: int) -> int:
-        """The maximum depth of a draft for the row: it is limited by the row's `room` and by the target's positions."""
+        """How many tokens the next round may add to the row, by the row's `room` and by the target's positions."""
         room = self.room(row)
         return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
@@ -231,7 +231,8 @@ class Sequences:
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Stopping criteria for one more row: those bound to the batch are copied; the others have no state."""
+    """Stopping criteria for one more row: those bound to the batch are copied; the others have no state, and are
+    shared."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]
@@ -268,7 +269,7 @@ def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
 
 
 def most_probable_each(scores: Tensor) -> list[list[int]]:
-    """Greedy tokens at every node: scores (B, N, V) float32 -> token ids."""
+    """Return the most probable token at every node, as B lists of N ids. scores: (B, N, V) float32."""
     if scores.device.type == "cpu":
         # NumPy takes a tenth of torch's time; both return the first maximum
         return scores.detach().numpy().argmax(-1).tolist()

@@ -44,7 +44,7 @@ class Acceptance:
     size. Recent rounds weigh more.
 
     A drafter may end a chain early where it is unsure (`Plan.threshold`). The chances then hold only for nodes that
-    were drafted; how often such chains reach node i, and how often it is accepted, is counted separately.
+    were drafted. How often such chains reach node i, and how often node i is accepted, is counted separately.
     """
 
     def __init__(self, prior: Sequence[float] = ()) -> None:
@@ -52,8 +52,8 @@ class Acceptance:
         self.prior = list(prior)[:DEEPEST]
         self.hits = [0.0] * (DEEPEST + 1)  # [i]: how often node i of a chain was accepted, per row
         self.trials = [0.0] * (DEEPEST + 1)  # [i]: how often node i - 1 was accepted, so that node i was tried
-        # Four counts for chains that may end early, by node i: rounds whose plan included node i; those in which it was
-        # accepted (share of the rows); such rounds with a draft; those in which node i was drafted.
+        # Four counts for chains that may end early, by node i: rounds whose plan included node i; and of these, rounds
+        # in which node i was accepted (share of the rows), rounds with a draft, and rounds in which node i was drafted.
         self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
         # (nodes, depth) -> (weight, weighted accepted nodes)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
@@ -143,8 +143,8 @@ class Acceptance:
                     row[i] = SLOW * row[i] + value
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
-                # A node that was planned but not drafted counts neither way. A round without any draft counts as a
-                # miss.
+                # A node that was planned but not drafted counts neither as accepted nor as rejected. If a round has no
+                # draft at all, node 1 counts as rejected.
                 able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
                 if not able:
                     break
@@ -174,7 +174,8 @@ class CostCurve:
     """
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
-        """slope: factor on the last slope beyond the last bucket. origin: whether a count of 0 takes 0 seconds.
+        """slope: beyond the last bucket, the curve continues with its last slope times this factor.
+        origin: whether a count of 0 takes 0 seconds.
         enough: number of timings that a bucket other than the first needs before it is used.
         """
         self._slope = slope
@@ -247,8 +248,8 @@ class CostCurve:
     def pessimistic(self, count: int) -> float:
         """A cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
 
-        An untimed count beyond the largest one takes at least the largest one's seconds times the square root of their
-        ratio.
+        A count beyond the largest timed count is assumed to take at least the seconds of that one, times the square
+        root of the ratio of both counts.
         """
         own = self._quartiles.get((count - 1).bit_length())
         if own:
@@ -333,7 +334,8 @@ class DecodingStatistics:
             return statistics
 
     def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
-        """How often each rank of the drafter's proposals was right; a new pair starts from `prior`."""
+        """Return the pair's record of how often each rank of the drafter's proposals was right; a new one starts from
+        `prior`."""
         with self.lock:
             statistics = self.of(pair, prior.chain)
             accuracy = statistics.accuracy

@@ -77,7 +77,7 @@ class AcceptanceRecord(Record):
     gap: Annotated[int, Field(ge=1, le=1 << 20)]
 
     def acceptance(self) -> Acceptance:
-        """The statistics that were saved."""
+        """Restore the saved statistics. Raises ValueError if the counts contradict each other."""
         for rounds, hits, drafts, reached in zip(*self.ending, strict=True):
             if hits > rounds or drafts > rounds or reached > drafts:
                 raise ValueError("`ending` counts more than there were rounds")

@@ -1,4 +1,5 @@
-"""Trees of tokens: depth, ancestors, drafts put together from lists, the best tokens. Shapes as in `mmdec.types`."""
+"""Functions for trees of tokens: find depths and ancestors, make drafts from lists, choose the most probable nodes.
+Shapes are as in `mmdec.types`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from mmdec.types import Draft, InputError
 
-CHUNK = 64  # columns whose maximum is compared first
+CHUNK = 64  # columns of a chunk in `top_indices`
 FEW = 2**16  # up to so many values in the whole tensor, plain `topk` is faster
 FADE = 0.995  # per observation, the weight of earlier ones decays by this factor
 WEIGHT = 20.0  # the initial chances count as so many observations
@@ -22,17 +23,17 @@ Path = tuple[int, ...]  # ranks along the path from the root to a node
 
 
 def int_list(values: Tensor) -> list[int]:
-    """A tensor (B,) of integers as a list. (torch does not type `tolist`; these three functions do.)"""
+    """Convert a tensor (B,) of integers to a list. (torch does not type `tolist`; these three functions do.)"""
     return cast(Any, values).tolist()
 
 
 def int_rows(values: Tensor) -> list[list[int]]:
-    """A tensor (B, N) of integers as lists."""
+    """Convert a tensor (B, N) of integers to B lists."""
     return cast(Any, values).tolist()
 
 
 def bool_list(values: Tensor) -> list[bool]:
-    """A tensor (B,) of truth values as a list."""
+    """Convert a tensor (B,) of truth values to a list."""
     return cast(Any, values).tolist()
 
 
@@ -42,7 +43,7 @@ def single(roots: Tensor) -> Draft:
 
 
 def ancestors(parents: Tensor) -> Tensor:
-    """(B, N, N) bool: whether node j is on the path from the root to node i, i included."""
+    """Return (B, N, N) bool: [b, i, j] is True if node j is on the path from the root to node i, i included."""
     size = parents.shape[1]
     eye = torch.eye(size, dtype=torch.bool, device=parents.device)
     # Pointer doubling: after k rounds a node knows its 2^k nearest ancestors.
@@ -94,10 +95,10 @@ def trees_from_lists(
 
 
 def top_indices(values: Tensor, count: int) -> Tensor:
-    """Indices of the largest values, largest first: (..., V) -> (..., count); fewer if V is smaller.
+    """Return the indices (..., count) of the largest values (..., V), the largest first; fewer if V is smaller.
 
-    The best values lie in the chunks with the best maxima, which is several times faster than `topk` over a large
-    vocabulary.
+    It searches only the `count` chunks with the largest maxima. For a large vocabulary this is several times faster
+    than `topk` over all values.
     """
     size = values.shape[-1]
     chunks = size // CHUNK
@@ -113,7 +114,8 @@ def top_indices(values: Tensor, count: int) -> Tensor:
 
 @final
 class HeadAccuracy:
-    """How often each rank was right at each depth, given that all tokens above were right. Updated while decoding.
+    """Counts how often the drafter's k-th best token (rank k) was right at each depth, given that all tokens above it
+    were right.
 
     It shapes trees of drafters that guess each depth independently of the tokens above (Medusa, Cai et al. 2024,
     section 2.3.3): a node's value is the product of these chances along its path, and a tree of n nodes has the n most

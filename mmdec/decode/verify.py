@@ -144,8 +144,8 @@ def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> t
 class MatchRule:
     """The rules "greedy" and "sampled": take plain decoding's token at each visited node, in the same order.
 
-    For deterministic drafts this accepts as often as rejection sampling does (whose q is one-hot), and gives exactly
-    the tokens of plain decoding, not only their distribution.
+    For deterministic drafts (q is one-hot) it accepts as often as rejection sampling does, and gives exactly the tokens
+    of plain decoding, not only their distribution.
     """
 
     choice: Choice = most_probable
@@ -167,7 +167,7 @@ class MatchRule:
 
 @dataclass
 class Stream:
-    """A run's random numbers: keyed ones for verdicts, and an independent generator for the drafter."""
+    """A run's random numbers: the seed of the verdicts' `Dice`, and an independent generator for the drafter."""
 
     seed: int
     temperature: float = 1.0  # the drafter samples at this temperature; the output's distribution does not depend on it
@@ -225,7 +225,7 @@ class BlockRule:
 
     On average it accepts at least as many tokens as a rule that judges them one by one. It reads only the first
     children of a tree, up to a token that ends the row. It needs the distributions of nodes that are not accepted, so
-    their processors run, too; their state is then restored.
+    the row's processors run there, too; then their state is restored.
     """
 
     stream: Stream

@@ -29,7 +29,8 @@ _elsewhere = _Elsewhere()
 def handed_over(wait: Callable[[], tuple[T, float]]) -> T:
     """Call `wait`, which waits until another thread has done this one's work and perhaps other work.
 
-    It returns a result and the seconds of this thread's own work. Only those count for this thread's stopwatches.
+    `wait` returns a result, and the seconds that this thread's own work took. This thread's stopwatches count only
+    these seconds.
     """
     start = time.perf_counter()
     result, seconds = wait()
