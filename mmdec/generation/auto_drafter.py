@@ -1,12 +1,12 @@
 """Chooses the drafter for drafter="auto": one in the model's folder, else one shipped for its weights, else "lookup".
 
-A folder of shipped drafters has a file `drafters.json`. It may name none, where only a confidence.json is shipped for
-the model (`shipped_folder`). It identifies their model by some values of each of the model's tensors. Values are
-compared instead of hashed, because a copy in another dtype has rounded values. So every copy of the weights is
-recognised, wherever it comes from. A fine-tuned copy is recognised, too: its values are close, so its token ids mean
-the same words and its states are similar. Its drafts are accepted less often; the budget stops drafting where that does
-not pay.
-With "auto" the user has not chosen a drafter. So one that is damaged or does not fit is skipped with a warning.
+A folder of shipped drafters has a file `drafters.json`. The file lists the drafters; the list is empty if the folder
+holds only a confidence.json for the model (`shipped_folder`). The file identifies the model by some values of each of
+its tensors. Values are compared instead of hashed, because a copy in another dtype has rounded values. So every copy of
+the weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too, because its values are close:
+its token ids mean the same words and its states are similar. Drafts for it are accepted less often; the budget stops
+drafting where that does not pay.
+With "auto" the user has not chosen a drafter. So a drafter that is damaged or does not fit is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     """Choose the drafter for "auto".
 
     model: the loaded target model. folder: the folder that it was loaded from; None: read it from the model.
-    load: reads a drafter's folder for this model. Default None: `load_drafter`, once for each state of the folder.
+    load: reads a drafter's folder for this model. Default None: `load_drafter`, again only if the folder has changed.
     Returns: the first drafter that fits, in the registry's order; "lookup" if there is none.
     """
     folder = folder or source_folder(model)
@@ -84,8 +84,8 @@ def shipped_folder(model: PreTrainedModel) -> Path | None:
 
 
 def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
-    """The files `drafters.json` that name this model's weights, or those that it was fine-tuned from, and which of
-    the two; those of its own weights come first."""
+    """Find each `drafters.json` that identifies this model's weights ("same"), or the weights that it was fine-tuned
+    from ("tuned"). Returns: (file, "same" or "tuned") of each, "same" first."""
     files = {file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED}")}
     matched = [(file, how) for file in files.values() if (how := match(model, file))]
     return sorted(matched, key=lambda found: found[1] != "same")

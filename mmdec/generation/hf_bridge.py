@@ -1,8 +1,8 @@
 """Translates between `generate` of transformers and the decoding core: processors, criteria and outputs.
 
-`StockRun` runs transformers' own loop, without drafts, if only that loop gives the right result: a caller's processor
-or criterion may read all rows at once; activations that are quantised over a whole batch change when a row ends. The
-public calls are in `speculation.py`.
+`StockRun` runs transformers' own loop, without drafts, if only that loop gives the right result. For example, a
+caller's processor or criterion may read all rows at once, or activations may be quantised over the whole batch, so that
+they change when a row ends. The public calls are in `speculation.py`.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
 
 @final
 class StockRun:
-    """A run of transformers' own loop, which iterating `rounds` starts. It yields all rounds at the end, because the
-    loop cannot be interrupted."""
+    """A run of transformers' own loop. Iterating over `rounds` starts the loop; all rounds come only at its end,
+    because it cannot be interrupted."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ class ModelLock:
     @staticmethod
     def _held(holds: set[Hold]) -> bool:
         current = threading.current_thread()
-        # a copy: a hold may be released meanwhile, see above
+        # a copy: the garbage collector may release a hold meanwhile, see `__init__`
         return any(hold.thread is current for hold in list(holds))
 
 

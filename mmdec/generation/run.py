@@ -145,7 +145,8 @@ class Speculation:
         self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter itself runs
         self._auto = isinstance(choice, str) and choice == AUTO
         entry = drafter_entry(choice) if isinstance(choice, str) else None
-        self._class = None if entry is None else entry.of_model  # of a drafter that is made of the target itself
+        # the dotted path of the class, if the drafter is made from the target model itself
+        self._class = None if entry is None else entry.of_model
         self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) and not self._auto else None
         waits = self._folder is not None or self._auto or self._class is not None
         self._drafter = None if waits else _drafter(choice)
@@ -224,7 +225,7 @@ class Speculation:
         if options.num_speculative_tokens == 0:
             drafter = None  # plain decoding: the drafter's updates would be wasted
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        # in these cases, processors run before it is known whether a node is accepted
+        # a caller's processor may read other rows of a batch; block verification runs it on nodes that are rejected
         asked = batch > 1 or (drafter is not None and name == "block")
         faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
         faults += target.stock_alone(generation_config, {"input_ids": input_ids, **inputs})
@@ -346,7 +347,7 @@ _lock = threading.Lock()
 
 
 def forget(cache: Any) -> None:
-    """Drop the memory of a cache that will be filled with text that the drafter does not read."""
+    """Drop the drafter's memory that is stored for a cache, because it lacks or will lack part of the cache's text."""
     if cache is not None:
         with _lock:
             _memories.pop(cache, None)

@@ -146,8 +146,8 @@ def stream(
 def rounds_of(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
 ) -> Iterator[Round]:
-    """Do the same as `stream`, with a loop that was made before. options: arguments of `generate`; with a `tokenizer`
-    among them, rounds have a text."""
+    """Do the same as `stream`, with a given `Speculation`. options: arguments of `generate`; with a `tokenizer` among
+    them, each round has its text."""
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
     rounds, tokenizer = read_while((model, *speculation.networks), run.rounds), options.get("tokenizer")
@@ -263,7 +263,7 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
             'tokenizer(text, return_tensors="pt").'
         )
-    main = "input_ids"  # an encoder-decoder may read sound
+    main = "input_ids"  # name of the main input; an encoder-decoder may read sound instead
     if model.config.is_encoder_decoder:
         main = str(model.main_input_name)
     named: dict[object, Any] = {main: inputs}
