@@ -1,4 +1,4 @@
-"""Finds language models that hear, as Qwen2-Audio does, and loads each once, with the processor that reads its sound.
+"""Finds audio language models, such as Qwen2-Audio, and loads each once, with the processor that reads its sound.
 
 A model's folder is as transformers writes it; pickles, remote code and adapters are refused.
 """
@@ -30,8 +30,8 @@ from mmdec.types import InputError
 
 FAMILIES = HEARING.split()
 ADAPTER = "adapter_config.json"
-REQUEST = "Transcribe the speech."  # to a model whose processor writes none
-VOXTRAL = "Voxtral"  # whose tokenizer is its makers' package
+REQUEST = "Transcribe the speech."  # the request to a model whose processor writes none itself
+VOXTRAL = "Voxtral"  # its tokenizer needs the package mistral-common
 
 
 @final
@@ -46,7 +46,8 @@ class LoadedAudioLm:
     checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
 
     def __post_init__(self) -> None:
-        """Raises InputError if the processor belongs to another model, reads another rate, or writes no request."""
+        """Raises InputError if the processor belongs to another model, reads another sample rate, or has no template
+        for a request."""
         template = not type(self.model).__name__.startswith(VOXTRAL)
         check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(FAMILIES)}.", template)
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
@@ -63,30 +64,30 @@ class LoadedAudioLm:
 
     @property
     def extractor(self) -> Any:
-        """The processor's part that makes features of sound."""
+        """The processor's feature extractor."""
         parts: Any = self.processor
         return getattr(parts, "feature_extractor", None) or parts.audio_processor
 
     @property
     def most_seconds(self) -> float | None:
-        """The longest recording that the processor reads whole; None: any."""
+        """Seconds of the longest recording that the processor does not cut; None: there is no limit."""
         if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor pads to one window, and cuts
             return float(self.extractor.chunk_length)
         return getattr(self.processor, "max_audio_len", None)
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """The arguments of the processor's own request to transcribe; none if it has no such request."""
+        """Parameters of the processor's method `apply_transcription_request`; empty if it has no such method."""
         call = getattr(self.processor, "apply_transcription_request", None)
         return {} if call is None else inspect.signature(call).parameters
 
     @property
     def written(self) -> bool:
-        """Whether the processor's request can be had as text. Voxtral's cannot."""
+        """Whether `apply_transcription_request` can return the prompt as text. Voxtral's cannot."""
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
-        """Raise InputError if samples (T,) are more than the processor reads."""
+        """Return samples (T,). Raises InputError if the recording is longer than the processor reads."""
         most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
         if most is not None and seconds > most:
             raise InputError(
@@ -96,12 +97,12 @@ class LoadedAudioLm:
         return samples
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
-        """The text of each recording's prompt, with one placeholder for its sound. named: the processor's argument with
-        their languages, if there are any."""
+        """The text of each recording's prompt, with one placeholder for its sound. named: {"language": the recordings'
+        languages}, or {} if the model shall detect them."""
         processor: Any = self.processor
         asked, mark = prompt or REQUEST, processor.audio_token
         if self.written:
-            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # what it sounds like does not matter to the text
+            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # silence: the text does not depend on the sound
             request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
             tries: list[Callable[[], list[str]]] = [request]
         else:  # some templates take text alone
@@ -129,7 +130,7 @@ class LoadedAudioLm:
     ) -> dict[str, Any]:
         """The inputs of `generate` that ask for recordings (T,) as text, padded on the left.
 
-        prompt: the request; None: the family's own. languages: of each recording; None: the model hears them.
+        prompt: the request; None: the family's own. languages: each recording's language; None: the model detects it.
         Raises: InputError if the processor refuses a recording.
         """
         processor: Any = self.processor
@@ -165,7 +166,7 @@ _models = LoadedModels[LoadedAudioLm]()
 
 
 def family(directory: Path) -> str:
-    """The family of a folder's model, such as "Qwen2Audio"; "" if it is none that hears."""
+    """The family of a folder's model, such as "Qwen2Audio"; "" if it is not an audio language model."""
     model_type = kind(directory)
     name = CONFIG_MAPPING[model_type].__name__.removesuffix("Config") if model_type in CONFIG_MAPPING else ""
     return name if name in FAMILIES else ""
@@ -176,7 +177,7 @@ def load_audio_lm(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedAudioLm:
-    """Load a language model that hears; once for each model, device and dtype.
+    """Load an audio language model; once for each model, device and dtype.
 
     model: a directory or a hub id. device: None for a GPU if there is one. dtype: None for float32.
     Raises: InputError if there is no such model, its processor needs a package that is missing, or its files are

@@ -36,7 +36,7 @@ TABLES = ("pieces", "merges", "alphabet")
 
 @dataclass(frozen=True)
 class HeardTokens:
-    """What the drafter knows of the model's tokens. base: the model's name. vocab_size: its number of tokens.
+    """The ids of the model's tokens that the drafter needs. base: the model's name. vocab_size: its number of tokens.
     languages: tokens of the languages that the head knows; empty: any."""
 
     first_time: int  # id of the timestamp token of 0 seconds
@@ -61,8 +61,8 @@ def save_ctc(
 ) -> Path:
     """Write a folder of a head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: what it writes. tokens: the model's. ngram: an n-gram over pieces. trained: its
-        training data, for the card.
+    head: the trained head. pieces: its draft vocabulary. tokens: the model's tokens. ngram: an n-gram over pieces.
+    trained: the head's training data, for the card.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
@@ -103,8 +103,8 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:
-    """Head, pieces, the model's tokens, and an n-gram where there is one, in float32 on the CPU. Raises InputError for
-    a folder that is damaged."""
+    """Read head, pieces, the model's tokens, and the n-gram if there is one, in float32 on the CPU. Raises InputError
+    if the folder is damaged."""
     try:
         folder = Path(directory)
     except TypeError as error:
@@ -150,7 +150,8 @@ def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
 
 
 def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
-    """An n-gram of the pieces of texts, such as a model's own transcripts; entries: of the highest order at most."""
+    """Build an n-gram over the pieces of texts, such as a model's own transcripts. entries: as `NGram.build`'s
+    `max_entries`."""
     tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
     sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
     return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

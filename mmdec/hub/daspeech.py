@@ -48,7 +48,7 @@ VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
 # separate files, because code hosts do not accept large ones
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
-LEXICON = "lexicon.tsv"  # the word decoder's; without it the text of a translation is its phones
+LEXICON = "lexicon.tsv"  # the word decoder's file; without it, a translation's text consists of phones
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 
 
@@ -67,11 +67,11 @@ class DASpeechParts:
     decoding: Decoding
     name: str  # name of the folder
     folder: Path | None = None  # the folder they were loaded from
-    mels: MelKind = OURS  # the kind of mels that the model speaks to its vocoder
+    mels: MelKind = OURS  # the kind of mels that the model gives its vocoder
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks, which are all that has weights."""
+        """All modules that have weights."""
         return self.model, self.vocoder
 
 
@@ -252,7 +252,7 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """Names of the files that a folder of its layout must have. Raises InputError for a damaged config.json."""
+    """Names of the files that a folder must have, by its layout. Raises InputError for a damaged config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
     return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

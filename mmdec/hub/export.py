@@ -5,10 +5,10 @@
 | EAGLE-3, P-EAGLE | `Eagle3DraftModel`, `PEagleDraftModel` | `midlayer.*`, as SafeAILab and SpecForge have it |
 | DFlash | `DFlashDraftModel`; an LM head only where the network has its own | z-lab's, which has none |
 
-No engine reads networks of other systems. Each field for which engines have different defaults is written. What a
-layout has no place for is an error. mmdec's own fields (the positions and embeddings of image columns, the target's
-fingerprint) stand under "mmdec" in config.json, where engines do not look. So a folder that is read again is the same
-network.
+No engine reads networks of other systems. Each field for which engines have different defaults is written. If the
+layout cannot describe something that the network computes, the export raises an error. mmdec's own fields (the
+positions and embeddings of image columns, the target's fingerprint) are under "mmdec" in config.json, which engines
+ignore; with them mmdec reads the same network back.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Serv
 
 
 def _refuse(to: str, faults: Mapping[str, bool]) -> None:
-    """Raise InputError if a layout cannot say what the network has. faults: what -> whether it has it."""
+    """Raise InputError if the network has a feature that the layout cannot describe. faults: feature -> whether the
+    network has it."""
     for fault, present in faults.items():
         if present:
             raise InputError(
@@ -200,7 +201,7 @@ def _flat_eagle3(
     config = network.config
     _refuse_of_eagle3(network, "flat")
     default = config.layers == default_layers(served.depth)
-    # SGLang adds one where the first id is 1, vLLM never does
+    # SGLang adds 1 to all layer ids if the first id is 1, vLLM never does: they would read different layers
     _refuse(
         "flat",
         {
@@ -325,7 +326,7 @@ def _dtype(state: Mapping[str, Tensor]) -> str:
 
 
 def _card(network: Eagle3 | DFlash, served: Served, to: str) -> str:
-    """The model card: what it is, and how it is served."""
+    """The model card: what the drafter is, and how to serve it."""
     name = (
         "DFlash" if isinstance(network, DFlash) else "P-EAGLE" if network.config.mask_token is not None else "EAGLE-3"
     )

@@ -2,7 +2,7 @@
 
 The folder to convert holds the checkpoint (one .pt) and what its training read: config.yaml, the dictionary and the
 global statistics of the mels that it names, and HiFi-GAN's generator (g_02500000 or generator_v1) with its config.json.
-Of the pickle, only tensors and plain values are read.
+Only tensors and plain values are read from the pickle.
 
 Differences that the conversion removes: fairseq numbers positions from 2, keeps keys and values apart, ties the output
 projection to the embedding by a copy, and holds the bins of pitch and energy outside the weights. FastSpeech 2's
@@ -40,7 +40,7 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's first four symbols, whi
 MAX_TEXT_BYTES = 4 * 2**20
 MELS = MelKind(sample_rate=22_050)  # the kind of mels that DASpeech is trained on
 STRATEGIES = {name.replace("-", ""): name for name in ("lookahead", "greedy", "viterbi", "joint-viterbi")}
-# arguments of fairseq that change the network, with the one value that mmdec's has; None: the value of an absent one
+# fairseq's arguments that change the network -> (the only value that mmdec supports, the value of an absent argument)
 REQUIRED: dict[str, tuple[Any, Any]] = {
     "activation_fn": ("gelu", None),
     "attn_type": ("espnet", None),
@@ -74,7 +74,7 @@ class Published:
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """Convert a folder with a published DASpeech into one that `mmdec.load` reads. Returns: `directory`.
 
-    source: the folder, see above. directory: new or empty.
+    source: the folder, as this module's docstring describes it. directory: new or empty.
     Raises: InputError if a file is missing or damaged, if the pickle asks for more than tensors and plain values, and
         for settings of fairseq that mmdec's network does not have.
     """
@@ -283,7 +283,7 @@ def _needed(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _ranges(features: Mapping[str, Any]) -> dict[str, Any]:
-    """The ranges of the bins that config.yaml names. YAML reads 1e-8 as text."""
+    """The ranges of pitch and energy in config.yaml, as numbers: YAML reads 1e-8 as text."""
     names = ("pitch_min", "pitch_max", "energy_min", "energy_max")
     return {name: float(features[name]) for name in names if name in features}
 

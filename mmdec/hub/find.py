@@ -143,10 +143,10 @@ def path_text(source: object, argument: str, rule: str) -> str:
 
 @final
 class Version(NamedTuple):
-    """The content of a path at one time."""
+    """Identifies the content of a path at one time."""
 
     path: str
-    changed: int  # in ns, of the file that was written last; 0: there is none
+    changed: int  # modification time in ns of the newest file; 0: there is no file
 
 
 def version(source: str | os.PathLike[str]) -> Version:
@@ -204,7 +204,7 @@ class LoadedModels(Generic[Model]):
     """A cache of loaded models, one version of each. Threads that ask for the same model wait until it is loaded."""
 
     def __init__(self) -> None:
-        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # a key without its versions -> the key, the model
+        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # key with paths in place of versions -> (key, model)
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
@@ -212,8 +212,8 @@ class LoadedModels(Generic[Model]):
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
-        """The model with this key; calls `read` if it is not loaded yet, after dropping the one whose key has other
-        versions of the same paths."""
+        """Return the model with this key. If it is not loaded yet, drop the model that was loaded from other versions
+        of the same paths, then call `read`."""
         place = _without_versions(key)
         with self._lock:
             if place in self._models and self._models[place][0] != key:
@@ -224,7 +224,7 @@ class LoadedModels(Generic[Model]):
 
 
 def _without_versions(key: Hashable) -> Hashable:
-    """A key with the path in place of each version."""
+    """Replace each `Version` in a key by its path."""
     if isinstance(key, Version):
         return key.path
     return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

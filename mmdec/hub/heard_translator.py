@@ -48,7 +48,7 @@ WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
 NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}  # optional: French, English
 MOST_ENTRIES = 4_000_000  # maximum number of n-gram entries
 NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
-POSITIONS = "encoder.embed_positions.weight"  # every Whisper's are sinusoids, which are not stored
+POSITIONS = "encoder.embed_positions.weight"  # the same sinusoids in every Whisper, so they are not stored
 MOST_POSITIONS = 1500  # a Whisper's window of 30 s
 
 
@@ -74,7 +74,7 @@ class HeardParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """The networks, which are all that has weights."""
+        """All modules that have weights."""
         return self.model, self.voice, self.vocoder
 
     @property

@@ -113,13 +113,13 @@ def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
 
 
 def describe(vocoder: HifiGanVocoder) -> dict[str, Any]:
-    """A generator's sizes and its kind of mels, for config.json: what `build` reads."""
+    """Describe a generator's sizes and its kind of mels for config.json, as `build` reads them."""
     sizes = {name: getattr(vocoder.generator.config, name) for name in SIZES}
     return {"model_type": FastSpeech2ConformerHifiGanConfig.model_type, **sizes, MELS_KEY: asdict(vocoder.expects)}
 
 
 def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
-    """A translator's own HiFi-GAN, which hears mels of its own kind. Raises InputError unless its weights fit."""
+    """Make a translator's own HiFi-GAN, with its own kind of mels. Raises InputError if the weights do not fit."""
     if described["model_type"] != FastSpeech2ConformerHifiGanConfig.model_type:
         raise ValueError(f"its vocoder is a {described['model_type']!r:.60}")
     config = FastSpeech2ConformerHifiGanConfig(**{name: described[name] for name in SIZES})

@@ -30,7 +30,7 @@ from mmdec.types import InputError
 
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # any of them: there is a tokenizer
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # any one shows a tokenizer
 
 
 @final
@@ -110,5 +110,5 @@ def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
 def _config_type(directory: Path) -> type[PreTrainedConfig] | None:
     """The configuration class in transformers; remote code is not considered."""
     model_type = kind(directory)
-    listed = model_type in CONFIG_MAPPING  # its `get` finds nothing: transformers reads its entries one by one
+    listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` finds nothing, because its entries load lazily
     return CONFIG_MAPPING[model_type] if listed else None

@@ -2,10 +2,10 @@
 
 encoder.onnx reads one recording's features and gives the logits of French pieces; graph.onnx reads the pieces at each
 place with their weights (`best_pieces` or `read_pieces` of the logits) and gives the graph of English pieces, which
-`decode_lattice` turns into a path. Both take any length. One row at a time: a batch's padding is not in them.
+`decode_lattice` turns into a path. Both accept any length. They process one row at a time, without padding.
 
-The modules here follow the speech encoder, `CtcHead`, `PieceReader` and `DagDecoder` for one row, with every size taken
-from an input's shape, as an exporter needs it; the layers are theirs.
+The modules here repeat the forward passes of the speech encoder, `CtcHead`, `PieceReader` and `DagDecoder` for one row,
+with the same layers. They take every size from an input's shape, as an exporter needs it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ NEEDED = ("onnx", "onnxscript")
 
 @final
 class EncoderForExport(nn.Module):
-    """features (1, mels, F), count (1,) of states to read -> logits (1, N, V) of French pieces.
+    """Speech encoder and CTC head: maps features (1, mels, F) and count (1,), the number of encoder states to read, to
+    logits (1, N, V) of French pieces.
 
-    The first ceil(count / stride) frames of N are the recording's.
+    Only the first ceil(count / stride) of the N frames belong to the recording.
     """
 
     def __init__(self, model: HeardTranslator) -> None:
@@ -55,8 +56,9 @@ class EncoderForExport(nn.Module):
 
 @final
 class GraphForExport(nn.Module):
-    """pieces (1, N, K), weights (1, N, K), vertices (L,), which is 0 ... L - 1 -> log-probabilities of English pieces
-    (1, L, V), log links (1, L, L), hidden states (1, L, D)."""
+    """Piece reader and graph decoder: maps pieces (1, N, K), their weights (1, N, K) and vertices (L,), the numbers
+    0 ... L - 1, to a graph: log-probabilities of English pieces (1, L, V), log links (1, L, L), hidden states
+    (1, L, D)."""
 
     def __init__(self, model: HeardTranslator) -> None:
         super().__init__()
@@ -152,7 +154,7 @@ def _write(
     module: nn.Module, inputs: tuple[Tensor, ...], path: Path, shapes: dict[str, object], outputs: list[str]
 ) -> None:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own, about itself
+        warnings.simplefilter("ignore")  # the exporter warns about its own code
         torch.onnx.export(
             module.eval(),
             inputs,
@@ -166,7 +168,7 @@ def _write(
 
 
 def _sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """`sinusoids` of these positions (N,): (N, d)."""
+    """Compute the sinusoid embeddings (N, d_model) of positions (N,)."""
     half = d_model // 2
     rate = torch.exp(torch.arange(half, dtype=torch.float32, device=positions.device) * (-math.log(1e4) / half))
     angles = positions[:, None] * rate

@@ -40,7 +40,7 @@ def new_folder(directory: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """An empty folder to write in, which replaces `target` when the block ends.
+    """Yield an empty folder to write in. It replaces `target` when the block ends.
 
     If the block raises, the folder is removed and `target` stays as it was. Raises: InputError if `target` is a file.
     """

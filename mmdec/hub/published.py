@@ -44,7 +44,7 @@ from mmdec.types import InputError
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
 LAYER = "layers.0."
-# tensors of the target, or computed
+# tensors that are not read: copies of the target's, or computed ones
 UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
@@ -124,7 +124,8 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
 
 
 def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
-    """The drafter's kind in speculators' words, from its config or tensors; "" if tensors suffice to tell."""
+    """The drafter's kind by speculators' names ("dflash", "eagle3", ...), from its config or tensors; "" if the config
+    names none and the tensors are not DFlash's."""
     kind = str(described.get("speculators_model_type") or "")
     if not kind and not any(EAGLE3.fullmatch(name) for name in names):
         architectures = " ".join(map(str, described.get("architectures") or ())).lower()
@@ -135,7 +136,7 @@ def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
 
 
 def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
-    """Raise InputError for a drafter of a known kind, by its config or tensors, that is not supported."""
+    """Raise InputError if the config or the tensors are those of a kind of drafter that mmdec does not support."""
     kind = _kind(described, names)
     if kind in OTHERS:
         raise InputError(
@@ -302,7 +303,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 
 
 def _own_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """mmdec's own fields of a folder that it exported (`mmdec.hub.export`)."""
+    """mmdec's own fields in the config.json of a folder that `mmdec.hub.export` wrote."""
     own = described.get("mmdec")
     return {name: own[name] for name in names if name in own} if isinstance(own, dict) else {}
 

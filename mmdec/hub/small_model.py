@@ -17,7 +17,7 @@ from mmdec.targets.hf_target import HfTarget, source_folder, source_of
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError
 
-_tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()  # with the model's source
+_tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()  # model -> source, tokenizer
 # small model -> target -> both tokenizers, and whether they differ: reading a vocabulary takes a tenth of a second
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, tuple[Any, Any, bool]]]
 _known = WeakKeyDictionary()
@@ -26,7 +26,7 @@ FOREIGN = 0.01  # share of a vocabulary that may differ: added tokens are named 
 
 
 def small_target(network: PreTrainedModel) -> HfTarget:
-    """The smaller model's target. Raises InputError if it cannot draft."""
+    """Wrap the smaller model in an `HfTarget`, which runs its passes. Raises InputError if it cannot draft."""
     try:
         return target_of(network)
     except InputError as error:
@@ -36,11 +36,11 @@ def small_target(network: PreTrainedModel) -> HfTarget:
 def small_drafter(
     network: PreTrainedModel, model: PreTrainedModel, tokenizer: Any = None, target_tokenizer: Any = None
 ) -> Drafter:
-    """A drafter of a smaller model.
+    """Make a drafter from a smaller model.
 
-    network: the smaller model. model: the target model. tokenizer, target_tokenizer: theirs. Default None: those in
-        the folders that the models were loaded from.
-    Returns: a `SmallModel`, or an `OtherVocabulary` where the tokenizers differ.
+    network: the smaller model. model: the target model. tokenizer, target_tokenizer: the tokenizers of both. Default
+        None: those in the folders that the models were loaded from.
+    Returns: a `SmallModel`, or an `OtherVocabulary` if the tokenizers differ.
     Raises: InputError if the vocabularies do not fit and a tokenizer is missing.
     """
     small, size = small_target(network), model.config.get_text_config(decoder=True).vocab_size

@@ -51,7 +51,7 @@ SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
 MEANS, WHITENING = "means", "whitening"
-RIDGE = 0.01  # this part of the mean variance is added to each: directions without variance would dominate
+RIDGE = 0.01  # this part of the mean variance is added to each variance: no direction with hardly any shall dominate
 
 
 @final
@@ -120,7 +120,7 @@ def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: s
 
 
 def _writes(processor: Any, token: int) -> bool:
-    """Whether the processor writes this token for an image (some write another one than stands in the text)."""
+    """Whether the processor writes this token for an image (in some, it differs from the placeholder in the text)."""
     picture = to_pil(np.full((64, 64, 3), 128, np.uint8))
     try:
         made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
@@ -205,7 +205,7 @@ def _processor_type(directory: Path) -> type[ProcessorMixin]:
 
 
 def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """A subclass of the processor without its part for video."""
+    """Make a subclass of the processor that works without its part for video."""
 
     class ForPictures(kind):
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:

@@ -96,7 +96,8 @@ class LoadedWhisper:
         return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load the drafter with the heads in `directory`; None: the model's folder. Raises InputError for none."""
+        """Load the drafter with the heads in `directory`; None: in the model's folder. Raises InputError if there are
+        none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
@@ -195,7 +196,7 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
     return LoadedWhisper(model, processor, directory)
 
 
-KINDS = (KIND, "daspeech")  # models that have such an encoder
+KINDS = (KIND, "daspeech")  # models that `load_encoder` accepts
 PREFIX = "model.encoder."
 
 
