@@ -1,10 +1,10 @@
-"""Drafts for a speech model from what a CTC head hears in its encoder's states (Graves et al. 2006, Viterbi alignment).
+"""Drafts for a speech model with a CTC head on its encoder's states (Graves et al. 2006, Viterbi alignment).
 
-The head writes the whole window at once, frame by frame, from the states that the decoder reads anyway. What is heard
-is wrong here and there; what the model has accepted is right. So each round the accepted text is aligned to the frames,
-and the draft goes on from the frame where it ends. What was heard is merged again into the model's own tokens, so that
-a word spelt in three pieces is drafted as the one token that the model has for it. An n-gram of pieces may say which of
-several texts that are heard is likely; then a beam search from the accepted text on takes the place of the best path.
+The head transcribes the whole window at once, frame by frame, from the states that the decoder reads anyway. Its
+transcript (what is "heard") has some errors; the accepted text is right. So each round the accepted text is aligned to
+the frames, and the draft continues the transcript from the frame where the accepted text ends. The head's pieces are
+merged into the model's own tokens: a word of three pieces may be one token of the model. With an n-gram of pieces, a
+beam search from the end of the accepted text replaces the head's best path.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 STATES = 50  # encoder states per second
 TIMES = 50  # timestamps in a second
 COLUMNS = 100  # the encoder's input frames per second
-FLOOR = 6.0  # log-probability that one frame may cost at most: what was never heard must still be aligned
+FLOOR = 6.0  # maximum cost of one frame, in nats: accepted text that the head did not hear must be aligned, too
 EQUAL = 1e-3  # paths whose log-probabilities differ by less are equally good
 WIDTH = 6  # texts that a beam search keeps
-CHOICES = 6  # pieces of a frame that it considers, the blank not counted
-LEAST = -7.0  # their log-probability at least
-SILENT = -0.01  # log-probability of a blank from which on nothing else is considered
+CHOICES = 6  # pieces of each frame that the beam search considers, besides the blank
+LEAST = -7.0  # minimum log-probability of these pieces
+SILENT = -0.01  # where the blank has at least this log-probability, no other piece is considered
 WEIGHT, LENGTH = 0.5, 1.0  # weight of the n-gram's log-probability; score added for each piece
-UNHEARD = -2.0  # log-probability that a token costs at least when it is not what was heard
+UNHEARD = -2.0  # a token that changes the alignment's score by less than this was not heard
 EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
-ENDS = 0.7  # chance that a text ends where nothing more is heard
+ENDS = 0.7  # chance that the text ends where the head's transcript ends
 SILENCE = 3 * STATES  # states after the sound that the head reads, as in training
 
 
 class PieceModel(Protocol):
-    """An n-gram of pieces, by number: what the beam search asks of `mmdec.phonetics.ngram.NGram`."""
+    """The part of `mmdec.phonetics.ngram.NGram` that the beam search calls. Its words are piece numbers, as text."""
 
     @property
     def successors(self) -> Mapping[str, Mapping[str, float]]: ...
@@ -107,7 +107,7 @@ class Alignment:
         """At most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
 
         A piece's chance is its probability at its first frame times the lowest probability of the blanks before it. If
-        its probability at a later frame is higher than that, it is taken instead.
+        the piece has a higher probability at one of its later frames, its chance is that probability.
         """
         found: list[tuple[int, int, float]] = []
         said, sure = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
@@ -137,9 +137,11 @@ class Alignment:
         return self._choices[frame]
 
     def likeliest(self, place: int, most: int, model: PieceModel, context: str) -> list[tuple[int, int, float]]:
-        """As `heard`, by a beam search with an n-gram of pieces, which has read `context`.
+        """Do the same as `heard`, by a beam search with an n-gram of pieces. context: the n-gram's, after the accepted
+        text.
 
-        Prefix search (Hannun et al. 2014) by best paths. A chance is a piece's share among the texts that are kept.
+        Prefix search (Hannun et al. 2014) that scores each text by its best path. A piece's chance is the share of the
+        kept texts that have it, among those that have all pieces before it, weighted by their scores.
         """
         ended = -np.inf if place and self._open[place] > self._closed[place] else 0.0
         kept = {(): Text(ended, 0.0, context, ())}
@@ -181,11 +183,12 @@ class Text:
     ended: float
     held: float
     context: str  # context of the n-gram
-    frames: tuple[int, ...]  # at which its pieces begin
-    gain: float = 0.0  # what the n-gram says of its last piece
+    frames: tuple[int, ...]  # frames at which its pieces begin
+    gain: float = 0.0  # score of its last piece by the n-gram, `LENGTH` included
 
     def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
-        """With one more piece, without its frame's log-probability. Marks are not in the n-gram."""
+        """The text with one more piece; the log-probability of the piece's frame is not added yet. The n-gram has no
+        `MARK`."""
         if piece == MARK:
             return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
         gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH
@@ -196,13 +199,13 @@ class Text:
 class Row:
     """A row of a run: its accepted tokens that are not aligned yet (`waiting`), and its last two aligned tokens."""
 
-    timed: bool  # whether the decode writes timestamps
+    timed: bool  # whether the model writes timestamps
     first_time: int
     waiting: list[int] = field(default_factory=list[int])
     alignment: Alignment | None = None  # None: the head does not know the language
     last: int = -1
     before: int = -1
-    unheard: bool = False  # whether the last token is not what was heard
+    unheard: bool = False  # whether the head heard something else than the last token
     context: str = ""  # context of the n-gram
 
 
@@ -241,10 +244,10 @@ class Ctc:
         model: PieceModel | None = None,
         languages: Sequence[int] = (),
     ) -> None:
-        """head: reads the encoder's states. pieces: what it writes. first_time: the token of 0 seconds. end: the token
-        that ends a text. model: an n-gram of pieces, by number (`piece_ngram`); None: the best path alone.
+        """head: reads the encoder's states. pieces: the head's vocabulary. first_time: the token of 0 seconds. end: the
+        token that ends a text. model: an n-gram of pieces (`piece_ngram`); None: draft the head's best path.
         languages: tokens of the languages that the head knows. Rows whose prompt has none of them are decoded plainly.
-            Empty: it drafts whatever the language.
+            Empty: it drafts in every language.
         """
         if head.config.pieces != len(pieces):
             raise InputError(
@@ -318,7 +321,7 @@ class Ctc:
         return [row[:count] for row, count in zip(rows, frames.tolist(), strict=True)]
 
     def _chain(self, row: Row, depth: int, threshold: float) -> list[int]:
-        """The tokens below a row's root."""
+        """Align the row's waiting tokens. Returns: the tokens drafted below its root."""
         alignment = row.alignment
         if alignment is None:
             return []
@@ -344,7 +347,8 @@ class Ctc:
         return draft
 
     def _continued(self, row: Row, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
-        """Tokens that are heard after the accepted ones, each with its chance given those before."""
+        """The transcript's tokens after the accepted text, timestamps and end token included; each with its chance to
+        be right, given that those before it are right."""
         most, place = 3 * depth + 3, alignment.place()
         if self.model is None:
             heard = alignment.heard(place, most)
@@ -378,8 +382,8 @@ class Ctc:
 
     @staticmethod
     def _skipped(row: Row, texts: Sequence[bytes]) -> int:
-        """Pieces that cannot come next. Where the last token is not what was heard, neither is the rest of its word; a
-        segment begins with a word."""
+        """How many of the first pieces cannot come next. If the head heard something else than the last token, the rest
+        of that word is skipped. A new segment begins with a new word."""
         begins = row.timed and row.last >= 0 and row.last >= row.first_time
         at = 0
         while at < len(texts) and texts[at] and (begins or row.unheard):

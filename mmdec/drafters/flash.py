@@ -1,4 +1,5 @@
-"""FLASH drafts with slots: one pass of its head gives k tokens (arXiv 2505.12728; see `mmdec.nn.flash`).
+"""Drafts with FLASH's head: one pass gives k slots, the hidden states of the next k tokens (arXiv 2505.12728; see
+`mmdec.nn.flash`).
 
 The order of operations is that of `tree_growing.py`: slot 0 of an accepted column is stored as a column of the cache. A
 draft is one pass over the root's slots; each further level costs one call of the refiner and one of the LM head. The
@@ -220,5 +221,5 @@ class Blocks:
         position = self.memory.positions[0] + self.offset
         self.offset += len(tokens)
         self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block's first node
-        self.preceding = features[-1]  # (H,): the sum of these tokens' embeddings; read only if there are any
+        self.preceding = features[-1]  # a placeholder: `follow` sets the sum (H,) of the path's embeddings
         return self.step.block(tokens, features, position, count, keys, values)

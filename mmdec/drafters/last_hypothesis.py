@@ -1,9 +1,9 @@
 """Drafts from the text that an earlier decoding of nearly the same sound gave, for sound that is still arriving.
 
 A window of live sound is decoded again whenever some sound was added to it. Most of its text stays as it was, so the
-last text is drafted as one long chain, and a pass of the target confirms it. Where the new text parts from the old one,
-the place to go on from is found by the last tokens. A text often goes back to what it was before that, and ends where
-the sound does: short branches of older texts and of the expected end are drafted beside it.
+last text is drafted as one long chain, and a pass of the target confirms it. Where the new text differs from the last
+one, the drafter looks for the newest tokens in the last text and continues from there. A text often returns to an older
+version, and it ends where the sound ends: so short branches of older texts and of the expected end are drafted, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LONGEST = 4  # tokens that are compared at most to find the place in the hypothesis
-UNSURE = 6  # nodes of a draft after a token that the hypothesis does not hold
+UNSURE = 6  # nodes of a draft after a token that is not in the hypothesis
 OLDER = 4  # nodes of an older text's branch
 
 
@@ -27,7 +27,7 @@ class _Place:
     """Where a row is in one text."""
 
     at: int = 0  # index of the text's token that is expected next
-    sure: bool = True  # whether the last token was the text's own at that place
+    sure: bool = True  # whether the row's last token is the text's token before `at`
 
 
 @dataclass
@@ -62,8 +62,8 @@ class LastHypothesis:
         return [_Row([_Place() for _ in self._texts]) for _ in context.tokens]
 
     def propose(self, memory: list[_Row], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the rest of the last text, only a few tokens where the place in it is a guess, and branches of the
-        others."""
+        """Draft the rest of the last text (only a few tokens if the place in it is a guess), and branches of the other
+        texts."""
         trees = list[tuple[list[int], list[int]]]()
         for row in memory:
             sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]
@@ -113,5 +113,5 @@ def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Pla
             equal += 1
         found = (equal, -abs(index + 1 - place.at), index + 1)
         best = found if best is None else max(best, found)
-    # without one: as if one token was replaced by another
+    # if the token is not in the text: assume that it replaced one token of the text
     return _Place(place.at + 1, False) if best is None else _Place(best[2])

@@ -1,6 +1,6 @@
-"""How a draft network's draft grows behind the accepted columns: level by level, or from a block's marginals.
+"""Grows a draft network's draft behind the accepted columns.
 
-`Levels` runs the network once for each level. `BlockLevels` has all levels' states from one pass.
+`Levels` runs the network once for each level. `BlockLevels` gets the states of all levels from one pass.
 """
 
 from __future__ import annotations
@@ -200,12 +200,12 @@ class BlockLevels(Levels):
         self.hidden = hidden
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """The next level's hidden state, the same for all its nodes: (B, n, H); arguments as `Levels.expand`."""
+        """Return the next level's hidden state (B, n, H), the same for all its nodes. Arguments as `Levels.expand`."""
         self.level += 1
         return self.hidden[:, self.level : self.level + 1].expand(-1, tokens.shape[1], -1)
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """As `Levels.chain`, with one product of the LM head for all levels. hidden: not read."""
+        """Do the same as `Levels.chain`, with one call of the LM head for all levels. hidden: not read."""
         logits = self.drafter.logits(self.hidden[:, :depth])
         tokens = self.drafter.network.token_ids(logits.argmax(-1))
         if threshold:
@@ -214,8 +214,8 @@ class BlockLevels(Levels):
         return chains(roots, int_rows(tokens))
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """The `plan.nodes` paths with the highest products of their depths' chances (DDTree); at most `width` tokens of
-        each depth. hidden: not read."""
+        """Draft the `plan.nodes` nodes whose paths have the highest products of chances (DDTree), from at most `width`
+        tokens of each depth. hidden: not read."""
         width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
         values, tokens = self._best(self.hidden[:, : plan.depth], width)
         rows = zip(values.double().exp().tolist(), tokens.tolist(), strict=True)
@@ -257,7 +257,8 @@ def stepwise(
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` likeliest tokens, likeliest first: logits (B, n, V) -> log-probabilities and tokens (B, n, width)."""
+    """Return the log-probabilities and the ids (B, n, width) of the likeliest tokens, likeliest first. logits: (B, n,
+    V)."""
     chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding must not make a child likelier than its parent
     if logits.shape[-1] < LARGE:
         best = chances.topk(width)

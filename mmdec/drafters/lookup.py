@@ -4,10 +4,10 @@ Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025): a dicti
 positions, and the draft copies the text after the latest earlier match of the longest n-gram. Each new token takes
 constant time; the draft is the only tensor.
 
-A match of one token says little, one of three often much; how much depends on the text. Each row measures it as the
-text grows, prompt included, without any draft: was the token that followed the match the next one? A chain whose first
-token is too unlikely (`Plan.threshold`), or that promises too few tokens in all (`Plan.least`), is not drafted: a short
-answer does not pay for chance matches.
+A match of one token predicts little, a match of three often much; how much depends on the text. So each row counts, as
+the text grows, prompt included, how often the token after the match was also the text's next token. A chain whose first
+token is too unlikely (`Plan.threshold`), or that promises too few tokens in all (`Plan.least`), is not drafted: in a
+short answer, chance matches cost more than they gain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 
 BASE = 1_000_003  # base of the polynomial hash modulo MODULUS; a match is verified token by token
 MODULUS = (1 << 61) - 1
-FADE = 0.97  # for each token that a match foretold, the weight of earlier ones decays by this factor
+FADE = 0.97  # for each token that a match predicted, the weight of earlier predictions decays by this factor
 PRIOR_WEIGHT = 4.0  # the assumed chance counts as so many tokens
 
 
@@ -38,7 +38,7 @@ class Row:
         self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
         # hash -> (where the n-gram last ended, where it ended the time before)
         self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
-        # by the match's length n: how many tokens were foretold, and how many of them right; at first n / (n + 2)
+        # for each match length n: the number of predicted tokens, and of correct ones; the share begins at n / (n + 2)
         self._told = [PRIOR_WEIGHT] * longest
         self._right = [PRIOR_WEIGHT * n / (n + 2) for n in range(1, longest + 1)]
         for token in tokens:
@@ -68,15 +68,15 @@ class Row:
         return 0, 0
 
     def chance(self, shortest: int) -> float:
-        """How often a match of the present length has named the next token rightly so far, in [0, 1]; 0 without a
-        match."""
+        """How often matches as long as the present one predicted the next token correctly so far, in [0, 1]; 0 without
+        a match."""
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
     def chances(self, shortest: int, length: int) -> list[float]:
-        """For each of the `length` tokens of a copy, how likely it is right together with those before it; [] without a
-        match. The first one by the present match's chance, each later one by that of a match one token longer, for the
-        tokens before it are then right."""
+        """For each of the `length` tokens of a copy, the chance that it and all tokens before it are right; [] without
+        a match. The first token has the chance of the present match. Each later token has the chance of a match that is
+        one token longer, because the token before it must be right."""
         n, _ = self._longest()
         found, alive = list[float](), 1.0
         for group in range(n - 1, n - 1 + length * (n >= shortest)):
@@ -124,8 +124,8 @@ class Lookup:
         """Accept every target."""
 
     def start(self, context: Context) -> list[Row]:
-        """Store each row's prompt without padding. An encoder's tokens come before it, after a copy of it: so the first
-        draft, below the prompt, copies their beginning."""
+        """Store each row's prompt without padding. An encoder's tokens are inserted between two copies of the prompt,
+        so that the first draft copies their beginning."""
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
         prompts = [[t for t, kept in zip(row, mask, strict=True) if kept] for row, mask in texts]
         if context.source is not None:

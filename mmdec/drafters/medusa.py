@@ -141,7 +141,7 @@ class Medusa:
         else:
             last = torch.tensor([path[-1] for path in paths], device=features.device)
             memory.hidden = features[torch.arange(len(paths), device=features.device), last]
-        # at first, the prompt's last position is already among its states
+        # the first update is that of the prompt's pass, whose states `start` has stored
         if memory.block is not None and memory.begun:
             for row, path in enumerate(paths):
                 memory.block.pending[row].append(features[row, path])

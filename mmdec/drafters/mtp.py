@@ -2,8 +2,8 @@
 
 DeepSeek-V3 (arXiv 2412.19437, section 2.2) and GLM-4-MoE are published with one more decoder layer. Column t reads the
 embedding of token t + 1 beside the model's last state of token t, and predicts token t + 2. transformers drafts one
-token with it (`generate(use_mtp=True)`). Here its output goes in again as a drafted token's state, so that it drafts
-chains and EAGLE-2's trees of any depth, in batches.
+token with it (`generate(use_mtp=True)`). Here the layer's output is fed back as the state of the drafted token, so that
+it drafts chains and EAGLE-2's trees of any depth, in batches.
 
 The layer's cache holds accepted columns; columns of padding stay in it and are masked. A draft's columns are cut off
 when the next accepted ones come.

@@ -2,7 +2,7 @@
 
 In each round the target's text is decoded and encoded with the small model's tokenizer; the small model continues it
 greedily; what it adds is encoded with the target's tokenizer, together with the end of the text. A draft counts only if
-that encoding has a boundary between tokens where the text ends: else the target could not have said it next.
+that encoding has a boundary between tokens where the text ends: otherwise its tokens cannot follow the text's tokens.
 
 Source: universal assisted decoding (transformers, `AssistedCandidateGeneratorDifferentTokenizers`), here in batches.
 """
@@ -21,9 +21,9 @@ from mmdec.drafters.small_model import keep_columns
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
 LOOKBEHIND = 10  # tokens of the target's text that are encoded again together with a draft
-HELD = 4  # last tokens of the small model's text that stay out of its cache: the next word may encode them anew
+HELD = 4  # last tokens of the small model's text that are not cached: the next word may change how they are encoded
 NEAR = 3  # tokens by which the encoded end of a text may be longer or shorter than the target's own
-RESTARTS = 8  # how often a run reads the whole text again, because tokens in the cache were encoded anew
+RESTARTS = 8  # how often, at most, a run reads the whole text again because the encoding of cached tokens has changed
 LONGEST = 4.0  # tokens of the small model for one of the target's, at most
 UNDECODED = "\ufffd"  # stands for bytes that are no whole character
 
@@ -45,8 +45,9 @@ class OtherVocabulary:
     def __init__(
         self, model: Target, tokenizer: Any, target_tokenizer: Any, positions: int | None = None, size: int = 2**31
     ) -> None:
-        """model: the small model's target. tokenizer, target_tokenizer: its own, and that of the model that it drafts
-        for, of transformers. positions: its maximum; None: unlimited. size: the target's number of tokens.
+        """model: the small model, as a `Target`. tokenizer, target_tokenizer: transformers' tokenizers of the small
+        model and of the model that it drafts for. positions: the small model's maximum; None: unlimited. size: the
+        target's number of tokens.
 
         Raises: InputError if the tokenizer does not belong to the small model.
         """
@@ -116,7 +117,7 @@ class OtherVocabulary:
         return chains(roots, drafted)
 
     def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
-        """Bring the cache to a beginning of each row's tokens; whether that was possible."""
+        """Make the cache hold the beginning of each row's tokens. Returns False if it was refilled too often."""
         rows = zip(memory.kept, read, strict=True)
         if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
             return True
@@ -137,9 +138,9 @@ class OtherVocabulary:
     def _continued(
         self, memory: Memory, read: list[list[int]], able: list[bool], steps: int, threshold: float
     ) -> list[list[int]]:
-        """Each row's next tokens of the small model, at most `steps`; none where a row is not `able`.
+        """Continue each row that is `able` by at most `steps` tokens of the small model. Returns: new tokens by row.
 
-        It ends where the mean chance of the able rows' texts is below `threshold`.
+        It stops when the mean chance of these rows' continuations falls below `threshold`.
         """
         added: list[list[int]] = [[] for _ in read]
         chances, going = [0.0] * len(read), list(able)
@@ -149,7 +150,7 @@ class OtherVocabulary:
             logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in pending])).logits
             last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
             ends = logits[torch.arange(len(last), device=logits.device), last].float()
-            # what is added stays out of the cache, and so does the text's end
+            # neither the new tokens nor the text's last tokens stay in the cache
             stable = [max(len(ids) - HELD - len(kept), 0) for kept, ids in zip(memory.kept, read, strict=True)]
             keep_columns(self._model, memory.session, [list(range(count)) for count in stable])
             memory.kept = [ids[: len(kept) + count] for kept, ids, count in zip(memory.kept, read, stable, strict=True)]

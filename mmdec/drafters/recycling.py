@@ -4,12 +4,12 @@ Every output of the target, at accepted and rejected nodes alike, replaces the s
 3.1 of the paper). A draft is a fixed tree over the successors, cut to the plan (section 3.2). No weights, no training;
 written from the paper.
 
-One token says little of the next where a text repeats a passage. So where the last two tokens or more occurred before,
-what followed them comes first on the tree's best path, if it has been right more often than the best successor (the
-choice between the two as in SAM-Decoding, Hu et al. 2024). How often each is right is counted as the text grows, prompt
-included: of successors apart by how far the best one was ahead of the second. A word's second half follows its first
-nearly always, a list's next word hardly ever. A chain ends where its next token is too unlikely (`Plan.threshold`), and
-is left out if it promises too few tokens (`Plan.least`).
+Where a text repeats a passage, a longer match predicts better than one token. So if the last two or three tokens
+occurred before, the text after them becomes the tree's best path, provided that such copies have been right more often
+than best successors (a choice as in SAM-Decoding, Hu et al. 2024). How often each is right is counted as the text
+grows, prompt included. Successors are counted in groups, by the best one's lead over the second: the second half of a
+word follows the first half nearly always, the next word of a list hardly ever. A chain ends where its next token is too
+unlikely (`Plan.threshold`), and is left out if it promises too few tokens (`Plan.least`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ HIT = 0.85  # assumed chance that some successor is right
 # the paper 8, 21, 25, 15, ...).
 DECAY = 1.7
 MATCH, LONGEST = 2, 3  # tokens of a passage that occurred before
-LEADS = (1.0, 2.5, 5.0)  # nats between a token's two best successors: bounds of the groups that are counted apart
-TOLD = 4.0  # before any is counted: so many best successors, and these shares of them right, those from the prompt last
-RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)
-PROMPT = len(LEADS) + 1  # the group of successors that are the prompt's
+LEADS = (1.0, 2.5, 5.0)  # bounds of the groups: nats by which a token's best successor is ahead of its second
+TOLD = 4.0  # each group begins as if so many best successors were counted already
+RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)  # the assumed share of correct ones in each group
+PROMPT = len(LEADS) + 1  # the group of successors that come from the prompt or from `warm`
 
 
 @final
 class Successors:
-    """A run's matrix: each token's successors, best first. Rows of the batch share it, which only affects drafts.
+    """A run's matrix: each token's successors, best first. All rows of the batch share it; this affects only drafts.
 
     rows: each row's text.
     """
@@ -55,12 +55,12 @@ class Successors:
         self.rows: list[Row] = []
 
     def chance(self, token: int) -> float:
-        """How often best successors as sure as this token's have been right so far, in [0, 1]."""
+        """How often best successors have been right so far in this token's group, in [0, 1]."""
         group = self._groups.get(token, PROMPT)
         return self._right[group] / self._told[group]
 
     def count(self, token: int, successor: int) -> None:
-        """Count whether the best successor of a token is the one that followed, if there is one."""
+        """Record whether the token's best successor, if it has one, is the token that followed."""
         if best := self.of(token)[:1]:
             group = self._groups.get(token, PROMPT)
             self._told[group] = FADE * self._told[group] + 1
@@ -75,7 +75,8 @@ class Successors:
         return successors
 
     def best(self, root: int, depth: int) -> tuple[list[int], list[float]]:
-        """The best successor of the best successor, and so on, and each one's chance together with those before it."""
+        """Follow the best successors from `root` on. Returns: the tokens, and the chance that each token and all before
+        it are right."""
         chain, chances, alive = list[int](), list[float](), 1.0
         while len(chain) < depth and (best := self.of(root)[:1]):
             alive *= self.chance(root)
@@ -85,7 +86,7 @@ class Successors:
         return chain, chances
 
     def replace(self, token: int, successors: list[int], lead: float) -> None:
-        """lead: nats by which the target preferred the first successor to the second."""
+        """Replace a token's successors. lead: nats by which the target preferred the first successor to the second."""
         self._seen[token] = successors
         self._groups[token] = bisect(LEADS, lead)
 
@@ -182,13 +183,13 @@ class Recycling:
 
 
 def _first(best: list[int], successors: list[int]) -> list[int]:
-    """The successors behind a better one, if there is one."""
+    """Put `best`, a list of one token or none, before the successors."""
     return [*best, *(token for token in successors if token not in best)]
 
 
 def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
-    """A chain's beginning that is likely enough; nothing if it promises too little. chances: of each token and all
-    before it."""
+    """Cut a chain where it becomes too unlikely; [] if it promises too few tokens. chances: that each token and all
+    before it are right."""
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.least else []
 

@@ -94,9 +94,10 @@ class SmallModel:
         columns: bool = False,
         encode: Callable[[Tensor], Tensor | None] | None = None,
     ) -> None:
-        """model: the small model's target. width: maximum nodes of a layer that are expanded.
+        """model: the small model, as a `Target`. width: maximum nodes of a layer that are expanded.
         memory: whether it reads the encoder states of the large model (a distilled decoder has no encoder).
-        positions: its maximum; None: unlimited. images: whether it reads the images of the large model's prompt.
+        positions: its maximum number of positions; None: unlimited.
+        images: whether it reads the images of the large model's prompt.
         columns: whether each node takes a position of its own; it then drafts chains only.
         encode: the model's own encoder, features -> states or None. It is used where the target's states have another
             size; a distilled decoder reads the target's.
@@ -148,7 +149,7 @@ class SmallModel:
         return self._started(context, blind, {}) or Memory(None, [[] for _ in context.tokens])
 
     def _started(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> Memory | None:
-        """Read the tokens under `mask` (B, P); None if it cannot."""
+        """Run the small model over the tokens where `mask` (B, P) is True. Returns None if it cannot read them."""
         lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
         too_long = self._positions is not None and max(lengths) > self._positions
         if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
@@ -340,8 +341,8 @@ def draw_children(
 
 
 def drawn_from(probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int) -> Tensor:
-    """Distributions of the root and the chosen nodes: (B, M, V) -> (B, N, vocab_size); 0 for nodes without sampled
-    children."""
+    """Select the distributions (B, N, vocab_size) of the root and the chosen nodes from probs (B, M, V); 0 for nodes
+    without sampled children."""
     batch, count, size = probs.shape
     padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
     width = 1 + max(map(len, chosen))

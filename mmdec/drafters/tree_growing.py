@@ -180,7 +180,7 @@ class TreeGrowing:
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
-        """The second half of `take_in`, after `catch_up`."""
+        """The second half of `take_in`: process the columns that `catch_up` returned."""
         states, queries = self._columns(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -220,7 +220,7 @@ class TreeGrowing:
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
-        """The network's input for accepted columns; returns the same three things as `_prompt`."""
+        """The network's input for accepted columns: states (B, n, H), positions (B, n), and each row's count."""
         states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
         positions = positions_from(memory.positions, states.shape[1], states.device)
         memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
@@ -240,8 +240,9 @@ class TreeGrowing:
         return states, *network.project(states, positions, memory.packed, last)
 
     def _ahead(self, memory: Memory, count: int) -> Tensor:
-        """P-EAGLE: in one pass, process the queued columns and `count` - 1 columns without tokens behind each row's
-        last; only the former stay cached. Returns hidden (B, count, H) of that last column and those without tokens."""
+        """P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens behind each row's
+        last one. Only queued columns stay cached. Returns hidden (B, count, H) of the last queued column and of those
+        without tokens."""
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
         device = states.device
@@ -264,15 +265,15 @@ class TreeGrowing:
         return hidden
 
     def _block(self, memory: Memory, roots: Tensor) -> Tensor:
-        """DFlash: process the queued columns, then run a block of each root and mask tokens behind them. Returns its
-        hidden states (B, K, H), one for each token that it drafts."""
+        """DFlash: process the queued columns, then run a block behind them: the root and mask tokens. Returns hidden
+        states (B, K, H), one for each drafted token."""
         network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
         self._columns(memory, self.catch_up(memory))
         tokens = roots[:, None].repeat(1, config.block_size)
         tokens[:, 1:] = config.mask_token
         states = network.embedded(tokens, self.embedding)
         positions = positions_from(memory.positions, config.block_size, roots.device)
-        mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # both directions
+        mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # all see all
         for index in range(network.depth):
             queries, keys, values = network.project(states, positions, memory.packed, index)
             keys, values = cache.draft(keys, values, 0, index)
