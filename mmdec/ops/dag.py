@@ -33,12 +33,12 @@ from mmdec.types import InputError
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
 CONSERVED = 1e-9  # the maximum difference from 1 of the sum of a token's probabilities over the vertices
-TINY = 2.3e-308
-TRUSTED = 640.0
+TINY = 2.3e-308  # about the smallest normal float64
+TRUSTED = 640.0  # maximum gap of a sample that the fast scan computes accurately, see `scaled`
 
 
 def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Log P(Y | X), summed over all paths: (B,). Differentiable once, in match and links.
+    """Return log P(Y | X) (B,), summed over all paths. Differentiable once, in match and links.
 
     An impossible sample (graph shorter than the target, or no path of finite score) gives -inf and zero gradients.
     The result has the dtype of match, float32 at least.
@@ -59,11 +59,11 @@ def dag_posterior(
     *,
     variant: PosteriorVariant = "paper",
 ) -> Tensor:
-    """P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. Padding and impossible samples are 0.
+    """Return the posterior P(v_j emits y_t | X, Y) (B, M, L), without gradient; 0 for padding and impossible samples.
 
     variant: "paper" is the posterior alpha_t(j) beta_t(j) / P(Y), where beta leaves out the emission at v_j. "released"
-        is what the published code trains with: softmax over j of alpha + beta where both include it. That is the
-        posterior times P(y_t | v_j), normalised; it runs in log space and is several times slower.
+        is what the published code trains with: softmax over j of alpha + beta, where both include this emission. That
+        is the posterior times P(y_t | v_j), normalised; it runs in log space and is several times slower.
     """
     if variant not in ("paper", "released"):
         raise InputError(f'`variant` must be "paper" or "released", but is {variant!r}. The first is the default.')
@@ -84,7 +84,7 @@ def dag_posterior(
 
 
 def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
-    """The most probable path: (B, L), the index of the token that each vertex emits, or -1. No gradient.
+    """Find the most probable path. Returns (B, L): the index of the token that each vertex emits, or -1. No gradient.
 
     Every vertex of an impossible sample gets -1.
     """
@@ -117,7 +117,7 @@ def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, gra
 
 
 def expected_states(posterior: Tensor, hidden: Tensor) -> Tensor:
-    """Expected hidden state of each target token, z_t = sum_j P(a_t = j) v_j (DASpeech, section 3.2).
+    """Compute each target token's expected hidden state, z_t = sum_j P(a_t = j) v_j (DASpeech, section 3.2).
 
     posterior (B, M, L), hidden (B, L, D) -> (B, M, D). The gradient reaches the hidden states, as in the paper.
     """
@@ -262,7 +262,7 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
 
 
 def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Log P (B,) float64 alone, in half of `forward_backward`'s time on a CPU; inputs as there."""
+    """Return log P (B,) float64 alone; on a CPU in half of `forward_backward`'s time. The inputs are the same."""
     if match.device.type == "cpu":
         return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
     return forward_backward(match, links, last, ends).log_prob
@@ -310,7 +310,7 @@ def _one_by_one(
 
 
 def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
-    """The fast scan on masked float64 inputs. Also returns, for each sample, whether the result is accurate (B,).
+    """Run the fast scan on masked float64 inputs. Also returns (B,): whether each sample's result is accurate.
 
     It computes with probabilities, each step divided by its maximum, so that a step is one batched product of a vector
     and a matrix instead of L^2 exponentials. Numbers below e^-708 of their maximum are flushed to 0. Whether that can
@@ -388,7 +388,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
 
 
 def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
-    """The slow scan on masked float64 inputs: in log space, accurate for every input."""
+    """Run the slow scan on masked float64 inputs: in log space, accurate for every input."""
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
     shift = _finite(log_prob)[:, None, None]  # an impossible sample has no finite alpha + beta: exp gives 0
     vertices = (alpha + beta - shift).exp()
@@ -400,7 +400,7 @@ def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior
 
 
 def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log alpha (emission included) and log beta (emission not included), both (B, M, L), and log P (B,)."""
+    """Return log alpha (with the emission) and log beta (without it), both (B, M, L), and log P (B,)."""
     steps = match.size(1)
     row = torch.arange(match.size(0), device=match.device)
     alpha = torch.full_like(match, NEG_INF)

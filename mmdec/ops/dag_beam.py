@@ -1,8 +1,8 @@
-"""Reads a lattice by a beam search that an n-gram of its tokens guides (Huang et al. 2022, section 3.3).
+"""Decodes a lattice by a beam search with an n-gram of its tokens (Huang et al. 2022, section 3.3).
 
-A vertex's best token is chosen without a look at the tokens beside it, so that a path may join pieces of two different
-words. An n-gram, which text alone trains, knows what follows what. The search goes from vertex to vertex, keeps the
-best texts that end on each, and adds up the probabilities of all paths to the same text. The score of a text Y is
+Each vertex's best token is independent of its neighbours' tokens, so that a path may join pieces of two different
+words. An n-gram, trained on text alone, says which token follows which. The search goes from vertex to vertex, keeps
+the best texts that end on each, and adds up the probabilities of all paths to the same text. The score of a text Y is
 
 log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and log P(Y | X) alone without an n-gram.
 """
@@ -31,19 +31,19 @@ class TokenNGram(Protocol):
     pieces: int
 
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """The function that gives ln P(piece | context) of a piece. context: the tokens before."""
+        """Return a function from a piece to ln P(piece | context). context: all tokens before the piece."""
         ...
 
 
 @final
 @dataclass
 class _Text:
-    """A text that ends on a vertex: the log-probability of all its paths, the n-gram's, and its likeliest path."""
+    """A text that ends on a vertex."""
 
-    chance: float
-    known: float
-    best: float
-    vertices: tuple[int, ...]
+    chance: float  # log-probability of all its paths together
+    known: float  # log-probability by the n-gram
+    best: float  # log-probability of its likeliest path
+    vertices: tuple[int, ...]  # the likeliest path
 
 
 def beam_path(
@@ -64,8 +64,8 @@ def beam_path(
     count: texts of each lattice, the best first. A lattice with fewer repeats its last one.
     collapse: a vertex that emits its predecessor's token adds nothing to the text.
     specials: tokens below this id are no text; a vertex that emits one adds nothing.
-    Returns: paths, as `decode_lattice` does, of the likeliest one to each text: (B * count) rows, those of a lattice
-        side by side. Where no text is likely enough, it is empty, with a score of -inf.
+    Returns: a `LatticePath` of B * count rows: each text's likeliest path; the texts of a lattice are neighbours. If no
+        text is likely enough, the lattice's text is empty, with a score of -inf.
     Source: Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
     """
     ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
@@ -93,8 +93,8 @@ def beam_path(
 def _search(
     emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
 ) -> list[tuple[float, tuple[int, ...], _Text]]:
-    """The scored texts of one lattice of emissions (L, V) and links (L, L), the best first, and what is known of
-    each."""
+    """Search one lattice of emissions (L, V) and links (L, L). Returns: (score, tokens, `_Text`) of each text, the best
+    first."""
     end = len(emissions) - 1
     likely, tokens = (part.tolist() for part in emissions.topk(min(TOKENS, emissions.size(1)), -1))
     chances, jumps = (part.tolist() for part in links.topk(min(JUMPS, end + 1), -1))
@@ -130,14 +130,14 @@ def _search(
                         longer,
                         _Text(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
                     )
-        kept[vertex] = {}  # nothing goes back to it
+        kept[vertex] = {}  # no later jump leads to it
     if not kept[end]:
         return [(-math.inf, (), _Text(-math.inf, 0.0, -math.inf, ()))]
     return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
 
 
 def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | None], float]:
-    """The function that gives the n-gram's log-probability of a token after a text; of None: of the text's end."""
+    """Return a function from a token (None: the text's end) to the n-gram's log-probability of it after the text."""
     if ngram is None:
         return lambda token: 0.0
     start, score = ngram.pieces, ngram.after((ngram.pieces, *text))

@@ -1,8 +1,9 @@
-"""`dag.scaled` for a CPU, one sample at a time: here call overhead and memory traffic cost more than additions.
+"""Does the same as `dag.scaled` on a CPU, one sample at a time: there, call overhead and memory traffic cost more than
+additions.
 
-Graphs with many tokens are processed vertex by vertex (`scan_vertices`), unless that is inaccurate, the others token by
-token (`_scan_tokens`). Numbers below e^-708 of their scale are flushed to 0; `TRUSTED` and `TRUSTED_BY_VERTEX` bound
-how much of P may depend on them, as in `dag.scaled`.
+A sample with many tokens is processed vertex by vertex (`scan_vertices`); other samples, and those for which that is
+inaccurate, token by token (`_scan_tokens`). Numbers below e^-708 of their scale are flushed to 0; `TRUSTED` and
+`TRUSTED_BY_VERTEX` bound how much of P may depend on them, as in `dag.scaled`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class States(NamedTuple):
     """The states of one direction, in the order of tokens."""
 
     states: Tensor  # (M, R + 1)
-    factors: list[float]  # log of the divisor of each state relative to the one before
+    factors: list[float]  # log of each state's divisor, relative to the divisor of the state before
 
 
 def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Sample | None:
@@ -224,7 +225,7 @@ class _Sweep(NamedTuple):
     states: Tensor  # (L, M), after the emission
     arrivals: Vector  # (L, M), before the emission; used backward only
     shift: Vector  # (M,): log of a state's unit over the product of the emissions' units
-    most: Vector  # (M,): its maximum while a token's states were computed
+    most: Vector  # (M,): the maximum of `shift` while a token's states were computed
 
 
 def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
@@ -387,7 +388,7 @@ class _Block:
     def load(self, links: Vector, emitted: Vector, ratio: Vector) -> None:
         """Load the links (N, N) within a block of N vertices, and their emissions (N, M).
 
-        Old entries beyond need no clearing: they are multiplied by states of 0.
+        Older entries beyond these N rows need no clearing: they are multiplied by states of 0.
         """
         count = len(links)
         self.jumps[:count, :count] = links.T if self.onward else links

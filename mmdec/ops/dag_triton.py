@@ -167,7 +167,7 @@ def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: t
 
 
 def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
-    """alpha (B, M, L) float32, -inf where no path passes. best: compute scores of the best path instead of sums."""
+    """Compute alpha (B, M, L) float32; -inf where no path passes. best: scores of the best path instead of sums."""
     batch, steps, size = match.shape
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps):
@@ -179,7 +179,7 @@ def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bo
 
 
 def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """beta (B, M, L) float32, -inf where no path passes."""
+    """Compute beta (B, M, L) float32; -inf where no path passes."""
     batch, steps, size = match.shape
     beta = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps - 1, -1, -1):
@@ -191,7 +191,7 @@ def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
 
 
 def final_scores(alpha: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """alpha of each sample's last token on its last vertex: (B,)."""
+    """Return alpha (B,) of each sample's last token on its last vertex."""
     return alpha[torch.arange(len(alpha), device=alpha.device), last, ends]
 
 
@@ -205,7 +205,7 @@ def link_gradient(
     ends: Tensor,
     last: Tensor,
 ) -> Tensor:
-    """Expected counts of the links times scale (B,), in the links' layout and dtype."""
+    """Compute the links' expected counts times scale (B,), in the links' layout and dtype."""
     batch, _, size = match.shape
     counts = torch.zeros(links.shape, dtype=links.dtype, device=links.device)
     block = 32
@@ -245,13 +245,13 @@ class _Marginal(torch.autograd.Function):
 
 
 def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Log P (B,) float32, differentiable once, see `dag.dag_marginal`. last, ends: (B,) indices of the last token and
-    the last vertex."""
+    """Compute `dag.dag_marginal`, log P (B,), in float32, differentiable once. last, ends: (B,) indices of the last
+    token and the last vertex."""
     return _Marginal.apply(match, links, last, ends)
 
 
 def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """The paper's posterior (B, M, L) float32, without gradient; 0 where a sample is impossible."""
+    """Compute the paper's posterior (B, M, L) float32, without gradient; 0 for an impossible sample."""
     alpha = alphas(match, links, last, ends)
     log_prob = final_scores(alpha, last, ends)
     shift = log_prob.masked_fill(log_prob == NEG_INF, 0.0)[:, None, None]
@@ -259,7 +259,7 @@ def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -
 
 
 def best_alignment_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """(B, L) int64: the token that each vertex of the best path emits, or -1."""
+    """Find the best path. Returns (B, L) int64: the index of the token that each vertex emits, or -1."""
     best = alphas(match, links, last, ends, best=True)
     batch, _, size = match.shape
     path = torch.full((batch, size), -1, dtype=torch.long, device=match.device)
@@ -358,5 +358,5 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_triton(logits: Tensor, targets: Tensor) -> Tensor:
-    """(B, M, L) float32 for logits (B, L, V) and targets (B, M): see `log_softmax_gather`."""
+    """Compute `log_softmax_gather` of logits (B, L, V) and targets (B, M). Returns (B, M, L) float32."""
     return _Gather.apply(logits, targets)

@@ -1,10 +1,10 @@
-"""Products with weights that are half-precision numbers, in float32, on a CPU: half of the bytes are read.
+"""Multiplies float32 inputs by weights stored in half precision, on a CPU: it reads half of the weights' bytes.
 
 Many weights are published in half precision and read into float32. fbgemm multiplies rows of float32 by such weights
 in 16 bits and sums in float32: the numbers are those of the float32 product, and a row's result has the same bits
-beside any other rows. Few columns through a decoder cost what reading its weights costs. Measured on an EPYC, one
-thread, 51,865 words of 512 channels, 1 / 4 / 8 / 16 columns: 7.2 / 7.3 / 8.2 / 10.1 ms by oneDNN, 1.9 / 2.1 / 2.7 /
-5.3 ms so.
+whatever the other rows are. For few columns, a decoder's pass takes the time that reading its weights takes. Measured
+on an EPYC, one thread, 51,865 words of 512 channels, 1 / 4 / 8 / 16 columns: 7.2 / 7.3 / 8.2 / 10.1 ms by oneDNN, 1.9 /
+2.1 / 2.7 / 5.3 ms here.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-PART = 512  # rows that are looked at together: they stay in the cache
-SHIFT = 2.0**11  # what a number's first half leaves is smaller than the number by this
+PART = 512  # rows that are checked at once, so that they stay in the cache
+SHIFT = 2.0**11  # scales the rest, which a weight's first half-precision number leaves, to about the weight's own size
 
 
 @final
 class HalfWeights:
-    """Weights (O, I) in one half-precision number each, or, where that is not exact, in the sum of two.
+    """A linear layer whose weights (O, I) are one half-precision number each, or, if that is not exact, the sum of two.
 
-    The sum of two has 22 bits of a number's 24.
+    The sum of two has 22 of the 24 bits of a float32 number.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -39,7 +39,7 @@ class HalfWeights:
         self._rest: Any = None if self.exact else prepack((weight - first).mul_(SHIFT), None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (..., I) float32 -> (..., O)."""
+        """Apply the linear layer to x (..., I) float32. Returns (..., O)."""
         product = cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, self._first))
         if self._rest is None:
             return product

@@ -46,7 +46,8 @@ def _move(
 
 
 def kv_gather_triton(kv: Tensor | Sequence[Tensor], columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """`kv_gather` for kv (..., B, H, S, D), or for one (B, H, S, D) per layer. Requires `fits(columns, begins)`.
+    """Do the same as `kv_gather`. kv: (..., B, H, S, D), or one tensor (B, H, S, D) per layer. Requires
+    `fits(columns, begins)`.
 
     Leading columns that are in place already are skipped; if all are, nothing is launched.
     """

@@ -1,4 +1,4 @@
-"""Products in float32 on a CPU by oneDNN, for inference.
+"""Computes float32 linear layers and attention on a CPU by oneDNN, for inference.
 
 torch gives float32 products to MKL, which uses half of what an AMD processor with AVX-512 can do. oneDNN, which torch
 has built in, takes the same weights as they are. Its sums have another order: results differ by float noise. Measured
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 250  # of scores at once, so that they stay in the processor's cache
+ROWS = 250  # rows of scores computed at once, so that they stay in the processor's cache
 MANY = 64  # rows from which attention is faster here
 BUILT_IN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 Activation = Literal["none", "gelu"]
@@ -35,9 +35,9 @@ def takes(*tensors: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none") -> Tensor:
-    """A linear layer and its activation: x (..., I), weight (O, I), bias (O,) -> (..., O).
+    """Apply a linear layer and its activation. x: (..., I). weight: (O, I). bias: (O,). Returns (..., O).
 
-    Falls back to torch's own where `takes` is False.
+    If `takes` is False, torch's own layer computes it.
     """
     if not takes(x, weight):
         product = F.linear(x, weight, bias)
@@ -50,15 +50,15 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: 
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of scaled queries (B, heads, N, D) over all keys and values (B, heads, S, D) -> (B, heads, N, D).
+    """Compute attention of scaled queries (B, heads, N, D) over all keys and values (B, heads, S, D).
 
-    A row's result does not depend on the other rows. Falls back to torch's own for few queries and where `takes` is
-    False.
+    A row's result does not depend on the other rows. For few queries, or if `takes` is False, torch's own attention
+    computes it. Returns (B, heads, N, D).
     """
     if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     batch, heads, count, size = queries.shape
-    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # heads behind each other are the next layer's input
+    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # the next layer reads (B, N, heads, D)
     for row in range(batch):
         for head in range(heads):
             own, key = queries[row, head].contiguous(), keys[row, head].contiguous()

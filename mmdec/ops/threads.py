@@ -1,4 +1,4 @@
-"""Sets torch's CPU threads of one Python thread, and leaves those of the others."""
+"""Sets the number of torch's CPU threads for one Python thread, and leaves it unchanged for all others."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _setting = threading.Lock()  # held between reading the number for later threads
 
 
 def set_own_threads(count: int) -> None:
-    """Set torch's CPU threads of this Python thread. torch gives a number that is set to threads that start later, too:
-    theirs is restored. count: from 1."""
+    """Set the number of torch's CPU threads for this Python thread. torch would use it for Python threads that start
+    later, too: so their number is restored. count: from 1."""
     if count == torch.get_num_threads():
         return
     with _setting, ThreadPoolExecutor(1) as other:
-        later = other.submit(torch.get_num_threads).result()  # of a thread that has just begun
+        later = other.submit(torch.get_num_threads).result()  # what a new thread has
         torch.set_num_threads(count)
         other.submit(torch.set_num_threads, later).result()
 
 
 @contextmanager
 def own_threads(count: int) -> Iterator[None]:
-    """Set torch's CPU threads of this Python thread within the block. count: from 1."""
+    """Set the number of torch's CPU threads for this Python thread within the block. count: from 1."""
     before = torch.get_num_threads()
     set_own_threads(count)
     try:

@@ -3,11 +3,12 @@
 q        (B, Hq, N, D)       N nodes, rotated to their positions
 k, v     (B, Hkv, S + N, D)  S columns of earlier tokens, then the nodes' own; Hq is a multiple of Hkv
 
-Of the first S columns, a row owns those from its start (after left padding) to its end (rows differ in length); of the
-last N columns, a node sees its ancestors and itself. A sliding window hides columns further back: it counts positions,
-and a node's position is its row's length plus its depth. Chunks hide what lies before the chunk of the node's position.
+A node sees those of the first S columns that lie between its row's start (after left padding) and end (rows differ in
+length), and, of the last N columns, its ancestors and itself. A sliding window hides columns further back: it counts
+positions, and a node's position is its row's length plus its depth. Chunks hide all columns before the chunk that the
+node's position is in.
 
-A sink is one more score of a query head, to which no value belongs.
+A sink is one more score in a query head's softmax; it has no value.
 
 GPUs use `tree_attention_triton.py`, for trees of up to 128 nodes; otherwise torch computes it.
 """
@@ -39,7 +40,7 @@ class TreeMask:
     ancestors: Tensor  # (B, N, N) bool: node j is i or an ancestor of i
     additive: Tensor  # (B, 1, N, S + N): the same as a mask, 0 where seen, else the dtype's least number
     window: int | None = None  # positions that a node sees, its own included; None: all
-    kernel: bool = True  # whether starts, ends, ancestors and window say all that `additive` says
+    kernel: bool = True  # whether starts, ends, ancestors and window describe all of `additive`: the kernel reads these
     _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
     _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
@@ -59,8 +60,8 @@ class TreeMask:
         size: positions that a node sees, its own included; with `chunks`, positions of a chunk, counted from the row's
             start: a node sees its own chunk.
         first: the first column that the layers' keys still hold; the earlier ones are dropped from the mask.
-        counted: for rows with padding between their tokens, which a window counts: the place (B, S) of each column with
-            that padding counted, and how much padding (B,) each row had. None: a column's place is its number.
+        counted: for rows with padding between their tokens, if the window counts this padding: each column's place (B,
+            S), padding included, and the amount of padding (B,) in each row. None: a column's place is its index.
         """
         columns, device = self.additive.shape[3] - self.ancestors.shape[1], self.additive.device
         if counted is None:
@@ -126,9 +127,9 @@ def _padded_rows(mask: Tensor) -> Tensor:
 def tree_attention(
     q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scaling: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attention output (B, Hq, N, D). Without a tree every query sees every column.
+    """Compute the attention output (B, Hq, N, D). Without a tree every query sees every column.
 
-    sinks: (Hq,), one score of each query head to which no value belongs; None: there are none.
+    sinks: (Hq,), one more score in each query head's softmax, without a value; None: there are none.
     The query heads of a key head are concatenated as further queries, so that keys and values are not repeated.
     """
     batch, heads, nodes, width = q.shape
@@ -148,7 +149,7 @@ def tree_attention(
 
 
 def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and mask with one more column: a key and a value of zeros, whose score is the sink alone.
+    """Append one column to keys, values and mask: a key and a value of zeros, whose score is the sink alone.
 
     k, v: (B, H, S, D). mask: additive, (B, 1 or Hq, N, S); None: all is seen. sinks: (B, Hq, N, 1).
     """

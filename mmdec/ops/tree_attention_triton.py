@@ -197,8 +197,9 @@ def tree_attention_triton(
     window: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Attention output (B, Hq, N, E) for q (B, Hq, N, D), k (B, Hkv, S + N, D), v (B, Hkv, S + N, E), with any strides.
+    """Compute the attention output (B, Hq, N, E) of q (B, Hq, N, D) over k (B, Hkv, S + N, D) and v (B, Hkv, S + N, E).
 
+    The tensors may have any strides.
     tree: its N is at most `NODES`. scaling: factor on scores.
     window: positions that a node sees, its own included; None: all.
     splits: number of splits of the prefix; None: enough to fill the GPU.
