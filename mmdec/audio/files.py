@@ -1,8 +1,8 @@
 """Reads and writes sound files. A header may show that a file is too long, but its length is never trusted to be all of
 the file. Output is written atomically.
-libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka. It
-contains FFmpeg, which gets the format from this module: if it guessed, some formats could open other files or the
-network.
+libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka.
+PyAV contains FFmpeg. This module tells FFmpeg the format: if FFmpeg guessed it, some formats could open other files or
+the network.
 FFmpeg reads only the open file, and decodes only the first sound track.
 """
 
@@ -169,7 +169,7 @@ def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float
 
 
 class _Content(io.BytesIO):
-    """A file's bytes. As with a file, a seek before the beginning, which a damaged header may cause, does nothing."""
+    """A file's bytes. A seek before the beginning (a damaged header may cause one) does nothing, as in a file."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:

@@ -21,18 +21,18 @@ from torch import Tensor
 from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
 from mmdec.types import InputError
 
-FRAMES = 10  # of 10 ms in a block
+FRAMES = 10  # frames of 10 ms in a block
 BLOCK = FRAMES * STEP  # samples in a block
-HISTORY = 100  # blocks whose levels tell what is loud and what is noise
-FAINT = 3e-4  # of full scale: -70 dB, no voice below it
-BELOW_LOUD = 10 ** (-35 / 20)  # a voice is less than 35 dB below the loud parts
-ABOVE_NOISE = 2.5  # and so many times the noise
+HISTORY = 100  # newest blocks, from whose levels the levels of loud parts and of noise are estimated
+FAINT = 3e-4  # part of full scale (-70 dB): anything fainter is no voice
+BELOW_LOUD = 10 ** (-35 / 20)  # a voice is at most 35 dB below the loud parts
+ABOVE_NOISE = 2.5  # a voice is at least so many times as loud as the noise
 SETTLED = 10  # blocks after which the noise is known
 VOICED = 3  # frames of a block that make it voiced
 LEAD, TAIL = 3, 4  # blocks kept before the first and after the last voice
-LONG_SILENCE = 8.0  # seconds; such a silence ends a piece of a recording, shorter ones lie within
-CLEAR = 5  # blocks of a pause at which a recording is cut as late as possible
-LEAST = 2  # voiced blocks of a window; with fewer it is a click
+LONG_SILENCE = 8.0  # seconds of silence that end a window of a recording; shorter silences stay inside windows
+CLEAR = 5  # minimum blocks of a clear pause: with `latest`, a full window is cut at its last one
+LEAST = 2  # minimum voiced blocks of a window: fewer are a click
 
 
 @final
@@ -44,7 +44,8 @@ class StreamResampler:
         self._stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
 
     def add(self, samples: np.ndarray, last: bool = False) -> Tensor:
-        """Samples (T,) -> those at 16 kHz that are complete. last: also give those that still wait."""
+        """Resample the next samples (T,). Returns: the samples at 16 kHz that are complete. last: whether the stream
+        ends here; then all remaining samples are returned."""
         data = np.ascontiguousarray(samples, dtype=np.float32)
         if self._stream is not None:
             data = self._stream.resample_chunk(data, last=last)
@@ -65,15 +66,16 @@ class VoiceGate:
         self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
         self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # levels of each block's frames, without deep silence
         self._settled = detector != ENERGY  # whether the noise is known
-        self._waiting: list[tuple[Tensor, np.ndarray]] = []  # blocks and their levels, until it is
+        self._waiting: list[tuple[Tensor, np.ndarray]] = []  # blocks and their levels, until the noise is known
 
     @property
     def waiting(self) -> int:
-        """Number of blocks that wait."""
+        """Number of blocks that are not decided yet."""
         return len(self._waiting)
 
     def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
-        """block: samples (BLOCK,), the next of the stream. Returns the next blocks, and whether each holds a voice."""
+        """Add the stream's next block, samples (BLOCK,). Returns the blocks that are decided now, each with whether it
+        contains a voice."""
         frames = block.reshape(FRAMES, STEP)
         if self._webrtc is not None:
             integers = (frames.clamp(-1, 1) * 32767).to(torch.int16).numpy().astype("<i2")
@@ -90,7 +92,7 @@ class VoiceGate:
         return self.end() if len(self._waiting) == SETTLED else []
 
     def end(self) -> list[tuple[Tensor, bool]]:
-        """The blocks that still wait, when no other follows."""
+        """Decide all waiting blocks: the noise is known, or the stream has ended. Returns them as `add` does."""
         told = [(block, self._voiced(level)) for block, level in self._waiting]
         self._waiting, self._settled = [], True
         return told
@@ -133,14 +135,14 @@ class SpeechWindows:
         window is cut at its last clear pause, if it has one."""
         self._latest = latest
         self._gate, self._pause, self._most = VoiceGate(detector), max(round(pause * 10), TAIL + 1), most // BLOCK
-        self._blocks: list[Tensor] = []  # blocks of the open window; without one, the last ones heard
+        self._blocks: list[Tensor] = []  # blocks of the open window; if none is open, the newest blocks
         self._voiced: list[bool] = []
         self._start = 0  # index of the first block's first sample
         self._rest = torch.zeros(0)  # samples that do not fill a block yet
 
     @property
     def heard(self) -> int:
-        """Samples of the stream so far."""
+        """Number of samples of the stream so far."""
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
     def add(self, samples: Tensor) -> list[Window]:
@@ -166,8 +168,8 @@ class SpeechWindows:
         return closed
 
     def open(self) -> tuple[Window, bool] | None:
-        """The open window so far, and whether a pause has begun, so that it closes as it is unless the voice goes on;
-        None if there is none."""
+        """Return the open window so far, and whether a pause has begun. If so, the window will close as it is, unless
+        the voice continues. None if no window is open."""
         if sum(self._voiced) < LEAST:
             return None
         cut = self._last() + TAIL
@@ -191,8 +193,8 @@ class SpeechWindows:
         return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
 
     def _pause_inside(self) -> int:
-        """Where a full window is cut, in blocks: in the second half, in the middle of its longest pause, else at its
-        quietest block."""
+        """Where a full window is cut, in blocks, in its second half: in the middle of the longest pause (with `latest`,
+        of the last clear pause), else at the quietest block."""
         half, runs, begin = len(self._blocks) // 2, list[tuple[int, int]](), 0
         for index, voiced in enumerate([*self._voiced, True]):
             if voiced:
@@ -223,25 +225,25 @@ class SpeechWindows:
             del self._blocks[:count], self._voiced[:count]
 
 
-ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}  # of samples -> NumPy's name
+ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}  # samples' encoding -> NumPy's dtype
 BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # of one sample
-PIECE = 1 << 14  # bytes that are read at once at most
-WAITING = 30.0  # seconds of sound that wait at most; then the pipe waits
-HEADER = 1 << 20  # bytes of a wav's chunks before its samples at most
-ENDLESS = 2**31 - 2**16  # declared sizes from here on mean that the size is not known
+PIECE = 1 << 14  # maximum bytes that are read at once
+WAITING = 30.0  # maximum seconds of sound that wait for the caller; then the pipe is not read further
+HEADER = 1 << 20  # maximum bytes of a wav's chunks before its samples
+ENDLESS = 2**31 - 2**16  # a declared size of at least this means that the size is unknown
 FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")  # first bytes of sound files
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes of a wav's format
 
 
 @dataclass(frozen=True)
 class PipedSound:
-    """A stream of samples whose form is known."""
+    """A stream of samples whose format is known."""
 
     rate: int  # Hz
     channels: int
     encoding: str
-    size: int | None  # bytes of samples, if a header told
-    head: bytes  # bytes of samples that were read already
+    size: int | None  # number of bytes of samples by the header; None: unknown
+    head: bytes  # samples that were read already
 
 
 def looks_like_a_file(head: bytes) -> bool:
@@ -297,7 +299,8 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
-    """Bytes of whole frames -> (T,) float32: the channels' mean, integers scaled by their range."""
+    """Convert the bytes of whole frames to samples (T,) float32: the channels' mean; integers are scaled by their
+    range."""
     data = np.frombuffer(content, ENCODINGS[encoding])
     if encoding == "s24":
         wide = np.zeros((len(data) // 3, 4), np.uint8)
@@ -308,14 +311,14 @@ def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
         scaled = (scaled - 128) / 128
     elif encoding != "f32":
         scaled /= 2.0 ** (8 * BYTES[encoding] - 1)
-    with np.errstate(all="ignore"):  # the caller counts what is not finite
+    with np.errstate(all="ignore"):  # the caller checks for infinite samples
         return scaled.reshape(-1, channels).mean(1).astype(np.float32)
 
 
 def pieces(sound: PipedSound, stream: BinaryIO) -> Iterator[np.ndarray]:
-    """Yield samples (T,) as they come. While the caller works, what arrives is collected, up to `WAITING` seconds.
+    """Yield samples (T,) as they arrive. Up to `WAITING` seconds of sound are collected while the caller works.
 
-    Raises: InputError at the end for half a sample.
+    Raises: InputError at the end, if the last sample is incomplete.
     """
     frame = BYTES[sound.encoding] * sound.channels
     backlog = _Backlog(stream, sound, round(WAITING * sound.rate) * frame)
@@ -344,7 +347,7 @@ class _Backlog:
         threading.Thread(target=self._fill, daemon=True).start()
 
     def take(self) -> bytes:
-        """All that is waiting, at least a byte; b"" at the end."""
+        """Wait for at least one byte, and return all bytes that have arrived; b"" at the end of the stream."""
         with self._change:
             while not self._waiting and not self._ended:
                 self._change.wait()

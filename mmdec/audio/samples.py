@@ -30,7 +30,7 @@ _KALDI_FLOOR = float(np.finfo(np.float32).eps)  # minimum energy of a filter, be
 
 
 def fbank(samples: Tensor) -> Tensor:
-    """16 kHz samples (T,) to the encoder's features (N, 80): Kaldi filterbanks, mean 0 and variance 1 per utterance.
+    """Compute the encoder's features (N, 80) of 16 kHz samples (T,): Kaldi filterbanks, normalised per utterance.
 
     Fewer samples than one 25 ms window (400) are padded with zeros to one frame. transformers' own spectrogram gives
     the same features in four times the time (14.3 ms for 10 s of sound, 3.7 ms here); that is 3 % of a short
@@ -49,7 +49,7 @@ def fbank(samples: Tensor) -> Tensor:
 
 
 def magnitudes(samples: Tensor) -> Tensor:
-    """16 kHz samples (..., T) to the magnitudes (..., 513, F) of the target frame grid. Differentiable."""
+    """Compute the magnitudes (..., 513, F) of 16 kHz samples (..., T) on the target frame grid. Differentiable."""
     spectrum = torch.stft(
         samples, WINDOW, HOP, window=_window(samples.device), center=True, pad_mode="constant", return_complex=True
     )
@@ -57,18 +57,19 @@ def magnitudes(samples: Tensor) -> Tensor:
 
 
 def log_mel(samples: Tensor) -> Tensor:
-    """16 kHz samples (..., T) to the target features (..., F, 80): natural log of mel magnitudes. Differentiable."""
+    """Compute the target features (..., F, 80) of 16 kHz samples (..., T): natural log of mel magnitudes.
+    Differentiable."""
     mel = magnitudes(samples).transpose(-1, -2) @ _mel_filters(samples.device)  # (..., F, 80)
     return mel.clamp(min=LOG_FLOOR).log()
 
 
 def energy(samples: Tensor) -> Tensor:
-    """16 kHz samples (..., T) to (..., F): the L2 norm of each frame's magnitudes, as in FastSpeech 2."""
+    """Compute the L2 norm (..., F) of each frame's magnitudes, from 16 kHz samples (..., T), as in FastSpeech 2."""
     return magnitudes(samples).square().sum(dim=-2).sqrt()
 
 
 def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: float = 0.2) -> Tensor:
-    """16 kHz samples (T,) to (F,): the fundamental in Hz on the target frame grid, 0 where the frame is unvoiced.
+    """Compute the fundamental (F,) in Hz of 16 kHz samples (T,) on the target frame grid; 0 for an unvoiced frame.
 
     YIN (de Cheveigne and Kawahara, 2002): the first dip of the cumulative mean normalised difference below
     `threshold`, refined by a parabola. `low` and `high` bound the search in Hz.
@@ -78,7 +79,7 @@ def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: fl
     width = WINDOW // 2
     lags = min(math.ceil(SAMPLE_RATE / low) + 2, width)
     head = torch.fft.rfft(frames[:, :width], n=WINDOW)
-    correlation = torch.fft.irfft(torch.fft.rfft(frames, n=WINDOW) * head.conj(), n=WINDOW)[:, :lags]  # no wrap < 512
+    correlation = torch.fft.irfft(torch.fft.rfft(frames, n=WINDOW) * head.conj(), n=WINDOW)[:, :lags]  # < 512: no wrap
     total = torch.nn.functional.pad(frames.square().cumsum(dim=1), (1, 0))
     power = total[:, width : width + lags] - total[:, :lags]  # (F, lags), of each shifted window
     difference = (power[:, :1] + power - 2 * correlation).clamp(min=0)
@@ -98,7 +99,7 @@ def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: fl
 
 
 def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
-    """Log mel (F, 80) to samples (F * 256,) without trained weights: used if there is no trained vocoder.
+    """Convert a log mel (F, 80) to samples (F * 256,) without trained weights: used if there is no trained vocoder.
 
     Source: Perraudin et al., "A fast Griffin-Lim algorithm", 2013.
     """
@@ -193,7 +194,7 @@ def full_scale(samples: Tensor) -> Tensor:
 
 
 def resample(samples: Tensor, rate: int, new_rate: int = SAMPLE_RATE) -> Tensor:
-    """Resample (..., T) from `rate` Hz to `new_rate` Hz without aliasing -> (..., ceil(T * new_rate / rate)).
+    """Resample (..., T) from `rate` Hz to `new_rate` Hz without aliasing. Returns (..., ceil(T * new_rate / rate)).
 
     soxr is used in its high quality: the error of a 1 kHz tone is 130 dB below the tone, at all rates.
     """
@@ -258,7 +259,8 @@ def trim_silence(samples: Tensor, keep: float = 0.12) -> Tensor:
 
 
 def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Samples (T,) -> the smoothed level of each 10 ms (N,), and whether it is 35 dB below the loud ones (N,)."""
+    """For each 10 ms of samples (T,), compute the smoothed level (N,), and whether it is 35 dB below the loud ones
+    (N,)."""
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
     level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
@@ -274,7 +276,7 @@ def check_detector(detector: object) -> None:
 
 
 def voiced_frames(samples: Tensor) -> np.ndarray:
-    """16 kHz samples (T,) -> whether each 10 ms contains a voice (N,), N = ceil(T / 160), by WebRTC's detector."""
+    """Find by WebRTC's detector which 10 ms of 16 kHz samples (T,) contain a voice. Returns (ceil(T / 160),) bool."""
     detector: Any = webrtc_package().Vad(AGGRESSIVENESS)
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % FRAME))
     integers = (padded.clamp(-1, 1) * 32767).to(torch.int16).cpu().numpy().astype("<i2")
