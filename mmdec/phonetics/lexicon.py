@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 16 * 2**20
 SUBSTITUTION = 7.0  # cost between unrelated phones
 INSERTION = 6.0  # cost of an extra phone
 DELETION = 6.0  # cost of a missing phone
-FAR = 1e4  # used as infinity; unlike that, differences of such values are finite
+FAR = 1e4  # stands for infinity, whose differences would be NaN
 STARTS = 64  # start positions matched at once, which bounds the memory
 # manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
 CONSONANTS = {
@@ -42,7 +42,7 @@ VOWELS = {
 
 
 def spoken(phones: Sequence[str]) -> slice:
-    """The phones without pauses at both ends; empty if there are only pauses."""
+    """The slice of the phones without the pauses at both ends; empty if there are only pauses."""
     kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
     return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 

@@ -47,7 +47,7 @@ class NGram:
         return self.advance("", START)
 
     def score(self, context: str, word: str) -> float:
-        """ln P(word | context), with back-off."""
+        """Return ln P(word | context), with back-off."""
         total = 0.0
         while True:
             cost = self.successors.get(context, {}).get(word)
@@ -81,7 +81,7 @@ class NGram:
         return context
 
     def sentence(self, tokens: Sequence[str]) -> float:
-        """ln P of a sentence with these tokens, the sentence end included."""
+        """Return ln P of a sentence with these tokens, the sentence end included."""
         context, total = self.advance("", START), 0.0
         for token in (*tokens, END):
             total += self.score(context, token)
@@ -132,8 +132,8 @@ class NGram:
         return model
 
     def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
-        """Drop entries of one order until at most `max_entries` remain; first those that back-off predicts best.
-        Entries that are the context of a higher order's stay. counts: of that order.
+        """Drop entries of one order until at most `max_entries` remain; first those that back-off predicts best. An
+        entry that is the context of a higher-order entry is not dropped. counts: the counts of this order.
 
         Uses Seymore and Rosenfeld's weighted difference, with the back-off weight as it would be without the entry.
         """
@@ -164,7 +164,7 @@ class NGram:
             self.backoff[context] = math.log(max(left, 1e-7) / max(below, 1e-7))
 
     def save(self, path: Path) -> None:
-        """Writes ARPA text, sorted, base 10, four decimals."""
+        """Write the model as ARPA text: sorted, base 10, four decimals."""
         levels: list[list[str]] = [[] for _ in range(self.order)]
         for context, followers in self.successors.items():
             for word, value in followers.items():
@@ -224,7 +224,8 @@ def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list
 
 
 def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
-    """D(0..3+), clipped, because generated text has unusual counts of counts."""
+    """Compute the discounts of counts 0, 1, 2 and 3 or more. They are clipped, because generated text has unusual
+    counts of counts."""
     counts: Counter[int] = Counter()
     for followers in table.values():
         counts.update(min(count, 4) for count in followers.values())

@@ -266,8 +266,8 @@ class Speller:
 
 
 def contexts(padded: str, place: int) -> list[str]:
-    """The rules "left(letter)right" for the letter at `place` of a word with `EDGE` signs at both ends; the smallest
-    context comes first."""
+    """The keys "left(letter)right" of possible rules for the letter at `place` of a word with `EDGE` signs at both
+    ends; the smallest context comes first."""
     letter, after = padded[place], place + 1
     return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXTS]
 
