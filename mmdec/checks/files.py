@@ -84,7 +84,7 @@ def unreadable(argument: str, name: str, error: Exception, remedy: str) -> Input
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A temporary file to write in, renamed to `path` when the block ends. Makes missing folders.
+    """Yield a temporary file to write in; it is renamed to `path` when the block ends. Makes missing folders.
 
     It gets the permissions of the earlier file, else those of the umask. If the block raises, an earlier file stays as
     it was. Raises: OSError with `path` in it (a full disk, no permission); InputError if `path` is something other than

@@ -331,8 +331,8 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
 
 
 def read_pickle(path: Path, remedy: str) -> Any:
-    """Read a published checkpoint's pickle: of its classes only those that torch holds safe. remedy: the error's last
-    sentence. Raises InputError if it is damaged or names others."""
+    """Read a published checkpoint's pickle, with only the classes that torch considers safe. remedy: the error's last
+    sentence. Raises InputError if the pickle is damaged or names other classes."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged archive raises various errors
