@@ -126,7 +126,8 @@ def _bound(width: int, height: int, what: str, max_pixels: int) -> None:
 
 
 def _shrink(image: Image.Image, max_pixels: int) -> None:
-    """Let PIL decode too large a JPEG at a part of its sides, if that is small enough. Other formats stay."""
+    """Let PIL decode a JPEG that is too large at 1/2, 1/4 or 1/8 of its sides, if that is small enough. Images in other
+    formats are not changed."""
     width, height = image.size
     if max_pixels < width * height <= MAX_PIXELS:
         parts = (part for part in (2, 4, 8) if -(-width // part) * -(-height // part) <= max_pixels)

@@ -1,5 +1,5 @@
-"""The errors that mmdec raises, the types that drafters, targets and the verifier exchange, and the versions of
-transformers with which they do.
+"""The errors that mmdec raises, the types that drafters, targets and the verifier exchange, and the supported versions
+of transformers.
 
 B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. This module does
 not import torch, so that `mmdec --help` starts quickly.
@@ -133,7 +133,7 @@ class Needs:
     embeds: bool = False  # the prompt's input embeddings
     memory: bool = False  # the encoder's hidden states, and the features that it read
     prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
-    travels: bool = False  # whether a chat stores its memory for the next turn (`Context.carried`)
+    travels: bool = False  # whether a chat stores the drafter's memory for the next turn (`Context.carried`)
     stops: bool = False  # whether it ends chains early, by `Plan.threshold`
 
 
@@ -143,7 +143,7 @@ class TreeShape(Protocol):
     width: int  # ranks considered at each depth
 
     def tree(self, nodes: int, depth: int) -> Sequence[tuple[int, int, int]]:
-        """(parent, depth from 0, rank) of the nodes below the root."""
+        """Return (parent, depth from 0, rank) of each node below the root."""
         ...
 
     def learn(self, depth: int, rank: int | None) -> None:
@@ -170,7 +170,7 @@ class Context:
     images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, if the target received them
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
     sound: Tensor | None = None  # (B, mels, T), the features that the encoder read, where they are known
-    source: Sequence[Sequence[int]] | None = None  # an encoder's tokens of each row, if the text shares its vocabulary
+    source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if encoder and decoder share them
     room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
     columns: bool = False  # whether each node of a draft needs a position of its own; else each depth has one
     chains: bool = False  # whether a draft must be a chain
@@ -190,10 +190,10 @@ class Plan:
     temperature: float | None = None  # sample children at this temperature and return `probs`; None: deterministic
     generator: torch.Generator | None = None  # for sampling children, on the target's device
     # A chain (nodes <= depth) of likeliest tokens ends at the first node whose estimated chance to be accepted together
-    # with all nodes before it, averaged over the rows, is below this.
+    # with all nodes before it, averaged over the rows, is below `threshold`.
     threshold: float = 0.0
-    # Such a chain is not drafted at all if fewer of its tokens are expected to be accepted, averaged over the rows: the
-    # step from one column to several costs more. Drafters that take no time heed it.
+    # Such a chain is not drafted at all if fewer than `least` of its tokens are expected to be accepted, averaged over
+    # the rows: it would not pay for a pass over several columns. Only drafters that take no time read this.
     least: float = 0.0
 
 
@@ -222,7 +222,7 @@ class Target(Protocol):
         ...
 
     def score(self, session: Any, draft: Draft) -> Scores:
-        """One pass over the whole tree; nothing is accepted yet."""
+        """Run one pass over the whole tree. Nothing is accepted yet."""
         ...
 
     def commit(self, session: Any, verdict: Verdict) -> None:
