@@ -162,7 +162,7 @@ class Budget:
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The cost curves to plan with. Just after rows ended, these are a larger batch's, which has more timings."""
+        """The cost curves to plan with: a larger batch size's, if this size has few timings (rows have just ended)."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):

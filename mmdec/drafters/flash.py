@@ -106,7 +106,7 @@ class Flash:
 
 
 class Slots(Levels):
-    """One draft. Each level is a slot, which reads the tokens of the path above it."""
+    """Grows one draft from slots: each level is predicted by the next slot, refined by the tokens of the path above."""
 
     def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
         """depth: slots beyond this depth are not computed."""

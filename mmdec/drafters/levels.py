@@ -45,7 +45,7 @@ class Grower(Protocol):
 
 
 class Levels:
-    """One draft that grows behind the accepted columns of a run. FLASH overrides `expand`."""
+    """Grows one draft behind the accepted columns of a run. FLASH overrides `expand`."""
 
     def __init__(self, drafter: Grower, memory: Memory) -> None:
         self.drafter, self.memory = drafter, memory
@@ -191,7 +191,7 @@ class Levels:
 
 @final
 class BlockLevels(Levels):
-    """One draft whose levels are all computed before it grows (P-EAGLE, DFlash): each depth has one distribution, which
+    """Grows one draft from states that one pass has computed for all depths (P-EAGLE, DFlash). A depth's distribution
     does not depend on the tokens above it."""
 
     def __init__(self, drafter: Grower, memory: Memory, hidden: Tensor) -> None:

@@ -58,7 +58,7 @@ class Shape:
 
 @final
 class Mtp:
-    """Drafts with one native head. Holds weights only."""
+    """Drafts with the model's native head for multi-token prediction. Holds weights only."""
 
     needs = Needs(layers=(-1,))
 
@@ -194,7 +194,7 @@ class Mtp:
 
 
 class HeadLevels(Levels):
-    """One draft: each level is one pass of the head over its nodes."""
+    """Grows one draft: runs the head once for each level."""
 
     def __init__(self, drafter: Mtp, memory: HeadMemory) -> None:
         super().__init__(cast(Any, drafter), cast(Any, memory))

@@ -175,8 +175,8 @@ class TreeGrowing:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def take_in(self, memory: Memory) -> LastColumn:
-        """Process the queued columns into the cache. Returns each row's last column, which always stems from a
-        verdict."""
+        """Process the queued columns into the cache. Returns each row's last column; its token is always from a
+        verdict, never from a prompt."""
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:

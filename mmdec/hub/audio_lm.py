@@ -37,7 +37,7 @@ VOXTRAL = "Voxtral"  # its tokenizer needs the package mistral-common
 @final
 @dataclass
 class LoadedAudioLm:
-    """A model with its processor, shared by all callers, which only read the weights."""
+    """A model with its processor. All callers share this object, and only read the weights."""
 
     model: PreTrainedModel
     processor: ProcessorMixin

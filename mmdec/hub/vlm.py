@@ -57,7 +57,7 @@ RIDGE = 0.01  # this part of the mean variance is added to each variance: no dir
 @final
 @dataclass
 class LoadedVlm:
-    """A model with its processor, shared by all callers, which only read the weights."""
+    """A model with its processor. All callers share this object, and only read the weights."""
 
     model: PreTrainedModel
     processor: ProcessorMixin
@@ -258,7 +258,7 @@ class FamiliarPictures:
         return FamiliarPictures(means.float(), whitening.float())
 
     def distance(self, summaries: Tensor) -> Tensor:
-        """The distance of each image to the nearest kind: summaries (N, F) -> (N,) float32, on the CPU."""
+        """Return the distance (N,) of each image to the nearest kind, float32 on the CPU. summaries: (N, F)."""
         apart = summaries.float().cpu()[:, None] - self.means
         return (apart @ self.whitening).norm(dim=2).amin(1)
 

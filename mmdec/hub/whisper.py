@@ -49,7 +49,7 @@ FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", 
 @final
 @dataclass
 class LoadedWhisper:
-    """A model with its processor, shared by all callers, which only read the weights."""
+    """A model with its processor. All callers share this object, and only read the weights."""
 
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
