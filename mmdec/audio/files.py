@@ -139,6 +139,8 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
             if isinstance(error, soundfile.LibsndfileError):
                 reason = error.error_string.rstrip(".") or f"error {error.code}"
             remedy = conversion(path)
+            if path and os.path.isfile(path) and not os.path.getsize(path):
+                reason, remedy = "it is empty", "Name another."
             if path.lower().endswith(".raw"):
                 remedy = "Pass samples without a header as an array with its `sample_rate`."
             raise InputError(
@@ -295,7 +297,7 @@ def conversion(path: str, convert: str = "Convert") -> str:
         return f"{convert} it to 16-bit PCM wav."
     source = Path(path)
     target = source.with_suffix(".wav")
-    if target == source:
+    if target == source or os.path.lexists(target):
         target = source.with_name(f"{source.stem}-converted.wav")
     given, made = (shlex.quote(_plain(str(file))) for file in (source, target))
     return f"{convert} it with `ffmpeg -i {given} {made}`."

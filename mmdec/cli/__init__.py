@@ -62,7 +62,7 @@ def info(as_json: AsJson = False) -> None:
 
 app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.translate)
 app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
-app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is SUSHI?"'))(describe.describe)
+app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is BURGER?"'))(describe.describe)
 app.command(**as_verb("demo --port 7860"))(serve.demo)
 app.command(**as_verb("serve --port 8000"))(serve.serve)
 app.add_typer(train.app, name="train")

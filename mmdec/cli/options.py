@@ -32,7 +32,10 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Defau
 BenchDevice = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Dtype = Annotated[
     str | None,
-    typer.Option("--dtype", help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, else float32."),
+    typer.Option(
+        "--dtype",
+        help="float32, bfloat16, float16; int8 for a Whisper on a CPU. Default: bfloat16 on a GPU, else float32",
+    ),
 ]
 Threads = Annotated[
     int | None,

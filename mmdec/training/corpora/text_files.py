@@ -175,8 +175,8 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 
 
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
-    """Find the references of each recording, whose name is a folder's name, a hyphen and a sentence's name. Only folders
-    that occur in the names are read. Raises InputError for a name that no folder has."""
+    """Find the references of each recording, whose name is a folder's name, a hyphen and a sentence's name. Only
+    folders that occur in the names are read. Raises InputError for a name that no folder has."""
     known = {
         f"{prefix}{pair.name}": pair.references
         for folder in folders

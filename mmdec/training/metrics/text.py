@@ -284,7 +284,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Levenshtein distance from phones to the nearest pronunciation of the words; None if a word has no pronunciation."""
+    """Levenshtein distance from phones to the nearest pronunciation of the words; None if a word has none."""
     row = list(range(len(phones) + 1))
     for word in words:
         variants = [[phone for phone in sounds if phone != PAUSE] for sounds in _pronunciations(word, lexicon)]

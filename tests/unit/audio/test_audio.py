@@ -346,6 +346,18 @@ def test_the_command(path: str, said: str) -> None:
     assert conversion(path) == said
 
 
+def test_the_command_overwrites_no_recording_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "talk.wav").write_bytes(b"another")
+    assert conversion(f"{tmp_path / 'talk.m4a'}").endswith(f"{tmp_path / 'talk-converted.wav'}`.")
+
+
+def test_an_empty_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "talk.wav"
+    path.touch()
+    with pytest.raises(InputError, match=r"\(it is empty\)\. Name another\."):
+        audio.load_audio(path)
+
+
 def test_what_is_longer_than_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tone.webm"
     path.write_bytes(contained(TONE, ".webm"))
