@@ -20,7 +20,7 @@ from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
 LOOK_EVERY = {"cpu": 1}  # steps between two checks whether all rows have ended; on a CPU a check is free
-LOOK_RARELY = 16  # steps between two checks on other devices, where a check waits for the device
+LOOK_RARELY = 16  # the same on other devices, where each check waits for the device
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ class ArCache:
 
 
 class ArDecoder(nn.Module):
-    """forward: tokens (B, M) so far, states (B, S, d_memory) -> logits (B, M, V) of the next tokens."""
+    """Predicts each next unit from the units so far and the encoder's states.
+
+    forward: tokens (B, M), states (B, S, d_memory), state_lengths (B,). Returns: logits (B, M, V) of the next tokens.
+    """
 
     def __init__(self, config: ArConfig, num_units: int, d_memory: int) -> None:
         super().__init__()
@@ -89,11 +92,11 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """The layers with their type, which `ModuleList` lacks."""
+        """The layers, typed for type checkers."""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
-        """An empty cache for at most `size` steps over states (B, S, d_memory)."""
+        """Make an empty cache for at most `size` steps. states: (B, S, d_memory) of the encoder."""
         b, d = states.shape[0], self.config.d_model
         mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
         if b == 1:  # one row has no padding to hide
@@ -108,7 +111,7 @@ class ArDecoder(nn.Module):
         return ArCache(own, memories, mask, sinusoids(size, d, states.device).to(states.dtype), table)
 
     def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
-        """Process one more token (B,) for each row -> logits of the next one (B, V)."""
+        """Process one more token (B,) of each row. Returns: logits (B, V) of the token after it."""
         index = cache.length
         x = (cache.table[tokens] + cache.positions[index])[:, None]  # (B, 1, d)
         for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
@@ -120,8 +123,9 @@ class ArDecoder(nn.Module):
         return F.linear(x[:, 0], self.embed_tokens.weight)
 
     def extend(self, tokens: Tensor, indices: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
-        """Process several tokens (B, N) at positions (B, N) -> logits (B, N, V). Writes behind the cache's columns.
+        """Process tokens (B, N) at positions `indices` (B, N). Returns: logits (B, N, V).
 
+        Keys and values are written after the cache's columns.
         mask: (B, 1, N, length + N) additive: which columns each token sees; None: all.
         The cache's `length` does not change: the caller decides which columns to keep. The cache grows if it is too
         small.
@@ -146,10 +150,10 @@ class ArDecoder(nn.Module):
         min_length: int = 0,
         on_step: Callable[[Tensor], None] | None = None,
     ) -> list[list[int]]:
-        """Greedy decoding: states (B, S, d_memory) -> for each row the units, without <s> and </s>.
+        """Decode states (B, S, d_memory) greedily. Returns: for each row the units, without <s> and </s>.
 
-        max_length: maximum units of a row. min_length: </s> is not chosen before so many units (for timing at a known
-            length).
+        max_length: maximum units of a row. min_length: </s> is not chosen before this number of units (for timing at a
+            known length).
         on_step: called with each step's units (B,); <pad> for a row that has ended. On a GPU, a few more steps of <pad>
             may follow after all rows have ended.
         """

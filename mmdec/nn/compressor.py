@@ -27,13 +27,13 @@ class Compressed:
     """A compressed image."""
 
     states: Tensor  # (M, H)
-    positions: Tensor  # (M,) int64: for each state, the index among the V tokens of the one whose position it gets
-    kept: Tensor  # (V,) in [0, 1]: each token's largest weight in any output
+    positions: Tensor  # (M,) int64: each state gets the position of this one of the V tokens
+    kept: Tensor  # (V,) in [0, 1]: each token's largest weight in any of the states
 
 
 @final
 class Prune(nn.Module):
-    """Keep one token of every `ratio`, drop the others.
+    """Keep one of every `ratio` tokens; drop the others.
 
     how: which tokens to keep. The paper drops at random and does not define this for inference. "random": training
         draws new tokens at each call; evaluation always keeps the same ones for images of the same length, so that an
@@ -45,7 +45,7 @@ class Prune(nn.Module):
         self.ratio, self.how = _ratio(ratio), how
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> ceil(V / ratio) of them, in order."""
+        """Keep ceil(V / ratio) of the states (V, H), in order."""
         indices = self.indices(len(states)).to(states.device)
         return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
@@ -54,7 +54,7 @@ class Prune(nn.Module):
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
-        # a generator of its own, so that a draft does not change the random numbers of sampling
+        # a separate generator, so that drafting does not change the random numbers with which tokens are sampled
         drawn = None if self.training else torch.Generator().manual_seed(0)
         return torch.randperm(length, generator=drawn)[:count].sort().values
 
@@ -68,14 +68,14 @@ class Pool(nn.Module):
         self.ratio, self.grid = _ratio(ratio), grid
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> about V / ratio averages, positioned at the middles of their windows."""
+        """Average states (V, H) to about V / ratio states, positioned at the middles of their windows."""
         weights = self.weights(len(states)).to(states)  # (M, V)
         middles = (weights * torch.arange(len(states), device=states.device)).sum(1)
         positions = (middles + 0.5).long()  # torch rounds 1.5 and 2.5 to the same number, but positions must differ
         return Compressed(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
-        """(M, V): each row holds one window's weights. This is `adaptive_avg_pool` as a matrix product."""
+        """Make the matrix (M, V) that averages; each row holds one window's weights, as in `adaptive_avg_pool`."""
         if self.grid is None or self.grid[0] * self.grid[1] != length:
             return _windows(length, -(-length // self.ratio))
         rows, columns = self.grid
@@ -103,7 +103,7 @@ class Convolution(nn.Module):
             nn.init.zeros_(self.conv.bias) if self.conv.bias is not None else None
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> (ceil(V / ratio), H)."""
+        """Convolve states (V, H) to (ceil(V / ratio), H)."""
         length, count = len(states), -(-len(states) // self.ratio)
         filled = states
         if count * self.ratio > length:
@@ -137,8 +137,8 @@ class Resampler(nn.Module):
         self.o_proj = nn.Linear(size, size, bias=False)
 
     def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> Compressed:
-        """states (V, H) -> (Q, H). The key and value weights are applied to the few queries, so that no column is
-        projected.
+        """Reduce states (V, H) to (Q, H). The key and value weights are applied to the few queries, so that no column
+        is projected.
 
         fc: (matrix (H, J), function), if the states are (V, J) and an affine map J -> H must still be applied: the
             map's matrix, and the map itself. Attention weights sum to 1, so it can be applied after averaging.
@@ -157,7 +157,7 @@ class Resampler(nn.Module):
 
 @final
 class LatentAttention(nn.Module):
-    """FLASH's compressor, softmax(C F^T) F, with learned latents C: no scale, no projection, no extra loss.
+    """FLASH's compressor, softmax(C F^T) F of states F with learned latents C: no scale, projection or extra loss.
 
     An image with fewer tokens than latents uses as many of the first latents as it has tokens (not in the paper).
     """
@@ -167,7 +167,7 @@ class LatentAttention(nn.Module):
         self.latents = nn.Parameter(torch.randn(latents, size) * size**-0.5)
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> (min(m, V), H), positioned evenly over the image."""
+        """Reduce states (V, H) to (min(m, V), H), positioned evenly over the image."""
         length, count = len(states), min(len(self.latents), len(states))
         weights = (self.latents[:count] @ states.T).softmax(-1)
         positions = (2 * torch.arange(count, device=states.device) + 1) * length // (2 * count)
@@ -179,14 +179,14 @@ class TextOnly(nn.Module):
     """Drop the image: the drafter sees it only through the target's features of text tokens."""
 
     def forward(self, states: Tensor) -> Compressed:
-        """states (V, H) -> (0, H)."""
+        """Replace states (V, H) by none, (0, H)."""
         none = torch.zeros(0, dtype=torch.long, device=states.device)
         return Compressed(states[:0], none, states.new_zeros(len(states)))
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """The columns [begin, end) of each image, from visual (L,) bool. grid: rows and columns of every image's tokens, by
-    which adjacent images are separated."""
+    """Find the columns [begin, end) of each image in visual (L,) bool. grid: rows and columns of every image's tokens;
+    it separates images without text between them."""
     edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
     runs = list(zip(edges[::2], edges[1::2], strict=True))
     size = 0 if grid is None else grid[0] * grid[1]
@@ -200,9 +200,8 @@ def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
 
 
 def separate(positions: Tensor, length: int) -> Tensor:
-    """Move positions (M,), which are sorted and M <= length, as little as possible so that all differ.
-
-    Each column of a text holds one state.
+    """Move sorted positions (M,), M <= length, as little as possible so that all differ: each column of a text can hold
+    only one state.
     """
     separated: list[int] = []
     for index, position in enumerate(positions.tolist()):
@@ -217,7 +216,7 @@ def last_positions(length: int, count: int, device: torch.device) -> Tensor:
 
 
 def _windows(length: int, count: int) -> Tensor:
-    """(count, length): each row holds the weights of one averaging window, as in `adaptive_avg_pool1d`."""
+    """Make the averaging matrix (count, length): each row holds one window's weights, as in `adaptive_avg_pool1d`."""
     index = torch.arange(count)
     begins, ends = index * length // count, -(-(index + 1) * length // count)
     line = torch.arange(length)

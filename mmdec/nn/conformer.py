@@ -2,8 +2,8 @@
 
 The architecture is that of the fairseq family (`s2t_conformer`; Gulati et al. 2020, with the Transformer-XL relative
 positions of Dai et al. 2019). Weights of fairseq and fairseq2 can be converted: the three encoders hold the same
-tensors in the same shapes, only the names differ. Ours are fairseq's without `encoder.`; fairseq2's are those of its
-`s2t_conformer` with `use_relative_pos=True`.
+tensors in the same shapes, and only the names differ. Our names are fairseq's without `encoder.`. fairseq2's encoder
+is its `s2t_conformer` with `use_relative_pos=True`.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ class EncoderConfig:
 
 
 def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
-    """(B,) -> (B, size) bool, True where a position is real."""
+    """Make the mask (B, size) bool of rows with `lengths` (B,): True at a row's positions, False at padding."""
     return torch.arange(size, device=lengths.device)[None] < lengths[:, None]
 
 
 def _halved(lengths: Tensor) -> Tensor:
-    """Frames after one convolution of width 5, stride 2 and padding 2."""
+    """Number of frames after one convolution of width 5, stride 2 and padding 2."""
     return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
 
 
 class Subsampler(nn.Module):
-    """(B, N, 80) -> (B, ~N/4, d): two convolutions of width 5 and stride 2, each gated."""
+    """Shortens features (B, N, 80) to (B, ~N/4, d): two convolutions of width 5 and stride 2, each gated."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class RelativeAttention(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """x (B, S, d); positions (2S-1, d), from distance S-1 down to -(S-1); mask (B, 1, 1, S) additive."""
+        """Attend. x: (B, S, d). positions: (2S-1, d), of distances S-1 down to -(S-1). mask: (B, 1, 1, S) additive."""
         b, s, d = x.shape
         h = self.heads
         q = self.linear_q(x).view(b, s, h, -1)
@@ -154,7 +154,7 @@ class RelativeAttention(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Pointwise, GLU, depthwise, BatchNorm, swish, pointwise."""
+    """A Conformer's convolutions: pointwise, GLU, depthwise, BatchNorm, swish, pointwise."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Convolution(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """x (B, S, d); keep (B, S, 1), 1 at real positions and 0 at padding -> (B, S, d)."""
+        """Convolve x (B, S, d). keep: (B, S, 1), 1 at real positions and 0 at padding. Returns: (B, S, d)."""
         x = self.layer_norm(x) * keep.to(x.dtype)
         # a convolution of width 1 runs faster on a CPU as a linear map
         x = F.glu(F.linear(x, self.pointwise_conv1.weight.squeeze(-1)), dim=-1)
@@ -177,7 +177,7 @@ class Convolution(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Half feed-forward, attention, convolution, half feed-forward, layer norm."""
+    """One Conformer block: half feed-forward, attention, convolution, half feed-forward, layer norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class ConformerLayer(nn.Module):
 
 
 def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
-    """Sinusoids of the distances size-1 ... -(size-1): (2*size-1, d_model), sine and cosine interleaved."""
+    """Make the sinusoids (2*size-1, d_model) of distances size-1 ... -(size-1), sine and cosine interleaved."""
     distance = torch.arange(size - 1, -size, -1, dtype=torch.float32, device=device)[:, None]
     rate = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float32, device=device) * (-math.log(1e4) / d_model))
     angles = distance * rate
@@ -206,10 +206,10 @@ def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
 
 
 class SpeechEncoder(nn.Module):
-    """Conformer over filterbank features.
+    """Encodes filterbank features with a Conformer.
 
-    forward: features (B, N, 80) float, lengths (B,) in frames -> states (B, S, d), lengths (B,), S = N/4 rounded up.
-        `middle` is the number (from 1) of a layer whose states are also returned, for an auxiliary loss.
+    forward: features (B, N, 80) float, lengths (B,) in frames. Returns: states (B, S, d), lengths (B,), S = N/4 rounded
+        up. middle: the number (from 1) of a layer whose states are also returned, for an auxiliary loss.
     Source: DASpeech (Fang et al., NeurIPS 2023, section 3.1); no final norm after the stack.
     """
 
@@ -241,26 +241,26 @@ class SpeechEncoder(nn.Module):
 
 
 def from_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """fairseq2 `s2t_conformer` state -> state of our `SpeechEncoder`. Weights of a decoder are left out."""
+    """Convert a state of fairseq2's `s2t_conformer` to one of our `SpeechEncoder`. A decoder's weights are left out."""
     encoder = {name: value for name, value in state.items() if name.startswith(("encoder.", "encoder_frontend."))}
     names = _names(encoder, r"encoder\.layers\.(\d+)\.", _fairseq2_name)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq2 s2t_conformer"))
 
 
 def to_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State of our `SpeechEncoder` -> fairseq2's names (`encoder_frontend.*` and `encoder.*`)."""
+    """Convert a state of our `SpeechEncoder` to fairseq2's names (`encoder_frontend.*` and `encoder.*`)."""
     return _renamed(_checked(state), _names(state, _OUR_BLOCK, _fairseq2_name), "a SpeechEncoder")
 
 
 def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """fairseq `s2t_conformer` or DASpeech state -> state of our `SpeechEncoder`. Other weights are left out."""
+    """Convert a state of fairseq's `s2t_conformer` or DASpeech to one of our `SpeechEncoder`. Drops other weights."""
     encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
     names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", _fairseq_name)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
 
 
 def to_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State of our `SpeechEncoder` -> fairseq's and DASpeech's names (`encoder.*`)."""
+    """Convert a state of our `SpeechEncoder` to fairseq's and DASpeech's names (`encoder.*`)."""
     return _renamed(_checked(state), _names(state, _OUR_BLOCK, _fairseq_name), "a SpeechEncoder")
 
 
@@ -306,7 +306,7 @@ def _layers(names: Iterable[str], block: str) -> int:
 
 
 def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]) -> dict[str, str]:
-    """A table for each block in `state`: our name -> the other library's name."""
+    """Map each of our names to the other library's name, for an encoder with as many blocks as `state` has."""
     with torch.device("meta"):
         ours = SpeechEncoder(EncoderConfig(layers=_layers(state, block))).state_dict()
     return {name: rename(name) for name in ours}

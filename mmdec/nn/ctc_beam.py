@@ -1,7 +1,8 @@
-"""Reads a CTC head's frames with an n-gram of its pieces: a prefix beam search (Hannun et al. 2014).
+"""Decodes a CTC head's frames with an n-gram of its pieces: a prefix beam search (Hannun et al. 2014).
 
-A head that was trained on little sound hears what was said and spells it wrongly. An n-gram of pieces, which text alone
-trains, knows the spelling. Its probabilities are stored in 8 bits: 470,000 entries of four orders take 2 MB.
+A head that was trained on little sound hears what was said, but spells it wrongly. An n-gram of pieces, which is
+trained on text alone, knows the spelling. Its probabilities are stored in 8 bits: 470,000 entries of four orders take
+2 MB.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from mmdec.nn.ctc_head import BLANK, Heard, best_pieces, pad_places
 from mmdec.types import InputError
 
 WIDTH = 16  # texts that the search keeps
-CHOICES = 16  # pieces of a frame that it considers
-LEAST = -8.0  # their log-probability at least
+CHOICES = 16  # maximum pieces that the search considers at a frame
+LEAST = -8.0  # minimum log-probability of these pieces
 WEIGHT, BONUS = 0.8, 2.5  # weight of the n-gram's log-probability; score added for each piece
-SHARE = 0.3  # of what a frame's other pieces weigh beside the chosen one
+SHARE = 0.3  # factor by which the probabilities of a place's alternatives are reduced, beside the chosen piece
 NEVER = -1e9
 
 
 @final
 class PieceNGram:
-    """An n-gram of a head's pieces, with back-off. `arrays` is what is stored.
+    """An n-gram of a head's pieces, with back-off. `arrays` is the stored form.
 
     pieces: number of pieces; a sentence's start is the id `pieces`, its end `pieces + 1`.
-    arrays: `unigrams` and `backoff` (pieces + 2,) float32. For each order k from 2, entries in order of their pieces:
-        `counts_k`, how many follow each entry of the order below; `pieces_k`, their last piece; `values_k` and, below
-        the highest order, `backoff_k`: numbers from 0 to 255 that `steps_k` (2,) turns into logarithms.
+    arrays: `unigrams` and `backoff` (pieces + 2,) float32. For each order k from 2, the entries sorted by their pieces:
+        `counts_k`, how many entries extend each entry of order k - 1; `pieces_k`, each entry's last piece; `values_k`
+        and, below the highest order, `backoff_k`: numbers from 0 to 255 that `steps_k` (2,) turns into logarithms.
     """
 
     def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
         self.pieces, self.arrays, base = pieces, arrays, pieces + 2
         self.order = max((int(name[7:]) for name in arrays if re.fullmatch(r"pieces_[2-5]", name)), default=1)
-        # Of each order from 2: the entries, as one number each, and their logarithms. They are searched as they are:
-        # a dictionary of a million entries takes half a second to make.
+        # For each order from 2: the entries, coded as one number each, and their logarithms. Sorted arrays are
+        # searched, because a dictionary of a million entries takes half a second to make.
         self._entries: list[tuple[array[int], array[float], array[float] | None]] = []
         try:
             found = {name: value.numpy() for name, value in arrays.items()}
@@ -71,14 +72,16 @@ class PieceNGram:
             raise InputError(f"`ngram` must have a number for each of {base} pieces, but has not. Fetch it again.")
 
     def score(self, context: Sequence[int], piece: int) -> float:
-        """ln P(piece | context). context: ids of the pieces before, `pieces` for the start; the last ones count."""
+        """Return ln P(piece | context). context: ids of the pieces before it, beginning with `self.pieces` at the start
+        of a sentence; only the last ones are read."""
         return self.after(context)(piece)
 
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """The function that gives ln P(piece | context) of a piece: faster than `score` for several pieces."""
+        """Make the function that returns ln P(piece | context) of a piece. For several pieces it is faster than
+        `score`."""
         base, total = self.pieces + 2, 0.0
         context = context[max(len(context) - self.order + 1, 0) :]
-        rows: list[tuple[int, int, int, array[int], array[float], float]] = []  # of each order, the highest first
+        rows: list[tuple[int, int, int, array[int], array[float], float]] = []  # one for each order, the highest first
         for begin in range(len(context)):
             code = 0
             for known in context[begin:]:
@@ -105,7 +108,8 @@ class PieceNGram:
         return score
 
     def _weight(self, code: int, order: int) -> float:
-        """The back-off weight of an entry, as one number, of an order below the highest; 0 for one that is absent."""
+        """Return the back-off weight of an entry of an order below the highest; 0 if there is no such entry. code: the
+        entry's pieces as one number."""
         if order == 1:
             return self._backoff[code]
         entries, _, weights = self._entries[order - 2]
@@ -114,9 +118,9 @@ class PieceNGram:
 
 
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
-    """As `best_pieces`, by a beam search with an n-gram: logits (B, F, V), lengths (B,), F frames.
+    """Transcribe logits (B, F, V) of F frames, lengths (B,), as `best_pieces` does, but by beam search with an n-gram.
 
-    best: how many alternatives each place gets. The chosen piece weighs the more, the surer the head was of it.
+    best: number of pieces at each place. The chosen piece gets more weight if the head gave it a high probability.
     """
     plain = best_pieces(logits, lengths, best)
     rows = []
@@ -141,9 +145,9 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
 
 
 def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
-    """The likeliest text of frames (F, V): its pieces, and the frame at which each is surest."""
+    """Find the likeliest text of frames (F, V). Returns: its pieces, and the frame at which each is most probable."""
     start, end = model.pieces, model.pieces + 1
-    scores: dict[tuple[int, ...], Callable[[int], float]] = {}  # by the last pieces: asked for at each frame again
+    scores: dict[tuple[int, ...], Callable[[int], float]] = {}  # a cache, by a text's last pieces
 
     def score(text: tuple[int, ...]) -> Callable[[int], float]:
         last = (start, *text)[-max(model.order - 1, 1) :]
@@ -151,8 +155,8 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
             found = scores[last] = model.after(last)
         return found
 
-    # Each text: log-probabilities of its paths that end in a blank and in its last piece, what the n-gram says of it,
-    # and the frames at which its pieces were first heard.
+    # For each text: the log-probabilities of its paths that end in a blank and of those that end in its last piece,
+    # its score by the n-gram, and the frames at which its pieces begin.
     kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, NEVER, 0.0, ())}
     for frame, row in enumerate(logprobs):
         likely = np.argpartition(row, -CHOICES)[-CHOICES:] if len(row) > CHOICES else range(len(row))
@@ -190,7 +194,7 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
 
 
 def _sum(one: float, other: float) -> float:
-    """ln(e^one + e^other)."""
+    """Return ln(e^one + e^other)."""
     if one < other:
         one, other = other, one
     return one if other <= NEVER / 2 else one + math.log1p(math.exp(other - one))

@@ -37,7 +37,10 @@ class CtcHeadConfig:
 
 
 class CtcHead(nn.Module):
-    """forward: states (B, S, D), lengths (B,) -> logits (B, ceil(S / stride), V), lengths (B,)."""
+    """Scores the pieces of each frame. forward: states (B, S, D) of an encoder, lengths (B,).
+
+    Returns: logits (B, ceil(S / stride), V), lengths (B,).
+    """
 
     def __init__(self, config: CtcHeadConfig) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class CtcHead(nn.Module):
         return self.output(hidden), lengths
 
     def hidden(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The output layer's input: states (B, S, D), lengths (B,) -> (B, N, d), lengths (B,)."""
+        """Run all but the output layer over states (B, S, D), lengths (B,). Returns: (B, N, d), lengths (B,)."""
         x = self.norm(states) * lengths_to_mask(lengths, states.shape[1])[..., None]
         x = self.entry(x.transpose(1, 2)).transpose(1, 2)
         lengths = torch.div(lengths - 1, self.config.stride, rounding_mode="floor") + 1
@@ -92,12 +95,12 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Heard:
-    """Transcripts of B recordings, collapsed to N places: each has one piece and its K - 1 likeliest alternatives."""
+    """Transcripts of B recordings. Each of their N places has one piece and its K - 1 likeliest alternatives."""
 
     pieces: Tensor  # (B, N, K), the likeliest first; 0 beyond a row's end
     weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end
     lengths: Tensor  # (B,)
-    frames: Tensor  # (B, N): the frame at which a place is likeliest
+    frames: Tensor  # (B, N): the frame at which a place's piece is most probable
     logprobs: Tensor  # (B, F) of the best path, frame by frame, blanks included; 0 beyond a row's end
     counts: Tensor  # (B,) number of frames
 
@@ -109,8 +112,8 @@ class Heard:
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
     """Collapse logits (B, F, V) with lengths (B,): merge equal neighbours of the best path, and drop blanks.
 
-    best: how many alternatives each place gets. Their weights are their mean probabilities over the place's frames,
-        without the blank, scaled to the sum 1.
+    best: number of pieces at each place. Their weights are their mean probabilities over the place's frames, without
+        the blank, scaled to the sum 1.
     """
     likely, paths = logits.float().log_softmax(-1).max(-1)
     real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])

@@ -74,7 +74,7 @@ class Lattice:
         )
 
     def matches(self, units: Tensor) -> Tensor:
-        """log P(y_t | v_j) of units (B, M): (B, M, L), without a log-softmax of the whole vocabulary."""
+        """Compute log P(y_t | v_j) of units (B, M): (B, M, L), without a log-softmax of the whole vocabulary."""
         return log_softmax_gather(self.logits, units)
 
     def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
@@ -82,15 +82,15 @@ class Lattice:
         return decode_lattice(self.emissions, self.links, self.lengths, cast(LatticeStrategy, strategy), **options)
 
     def marginal(self, match: Tensor, target_lengths: Tensor) -> Tensor:
-        """log P(Y | X) over all paths (B,), for match (B, M, L): log P(y_t | v_j). See `ops.dag.dag_marginal`."""
+        """Sum over all paths: log P(Y | X) (B,). match: (B, M, L) log P(y_t | v_j). See `ops.dag.dag_marginal`."""
         return dag_marginal(match, self.links, target_lengths, self.lengths)
 
     def best_alignment(self, match: Tensor, target_lengths: Tensor) -> Tensor:
-        """The most probable path: (B, L), the index of the token that each vertex emits, or -1."""
+        """Find the most probable path that emits the target: (B, L), the index of the token at each vertex, or -1."""
         return dag_best_alignment(match, self.links, target_lengths, self.lengths)
 
     def posterior(self, match: Tensor, target_lengths: Tensor, variant: PosteriorVariant = "paper") -> Tensor:
-        """P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. See `ops.dag.dag_posterior`."""
+        """Compute P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. See `ops.dag.dag_posterior`."""
         return dag_posterior(match, self.links, target_lengths, self.lengths, variant=variant)
 
     def expected_states(self, posterior: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Lattice:
 
 
 def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
-    """(B,) frames -> (B,) vertices: clamp(floor(lambda * frames))."""
+    """Number of vertices (B,) for numbers of frames (B,): clamp(floor(lambda * frames))."""
     sizes = (config.upsample * frame_lengths.to(torch.float64)).floor().to(torch.long)
     return sizes.clamp(config.min_vertices, config.max_vertices)
 
@@ -124,7 +124,7 @@ class Links(nn.Module):
             self.register_parameter("prior", None)
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """hidden (B, L, d), lengths (B,) -> log E (B, L, L), fp32."""
+        """Compute the log-probability of each link. hidden: (B, L, d). lengths: (B,). Returns: (B, L, L) fp32."""
         b, size, d = hidden.shape
         config = self.config
         with torch.autocast(hidden.device.type, enabled=False):
@@ -152,10 +152,10 @@ class Links(nn.Module):
             return links.masked_fill(~allowed, -torch.inf)
 
     def _decoded(self, x: Tensor, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
-        """`forward` without gradient: adds up the heads' probabilities one by one.
+        """Do what `forward` does, but without gradient: add up the heads' probabilities one by one.
 
-        Three buffers (B, L, L) stay in the CPU's cache, which (B, H, L, L) would not. Prior and mask initialise the
-        buffer that the matrix product adds to. Links below 1e-38 become -inf; no decoded path uses them.
+        Three buffers (B, L, L) fit in the CPU's cache; one of (B, H, L, L) would not. Prior and mask are written into a
+        buffer, and the matrix product is added to it. Links below 1e-38 become -inf; no decoded path uses them.
         """
         b, heads, size, _ = q.shape
         toll = jump_toll(size, self.prior is not None, q.device)[None]
@@ -183,8 +183,8 @@ _NO_JUMP = 1e30  # penalty of an impossible jump; finite, so that a row without 
 
 
 def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
-    """(L, L) fp32: the penalty of the jump i -> j at slope 1. It is the jump's length j - i, or 0 without `prior`; for
-    j <= i it is 1e30."""
+    """Make the penalties (L, L) fp32 of jumps i -> j at slope 1: the jump's length j - i, or 0 without `prior`. For
+    j <= i the penalty is 1e30."""
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
 
@@ -201,8 +201,8 @@ def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
 class DagDecoder(nn.Module):
     """Computes a graph from encoder states in one pass.
 
-    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,) -> Lattice. given (B, L): the tokens whose
-        embeddings some vertices get as input, -1 for none (glancing training, as in GLAT).
+    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,). given: (B, L), the tokens whose embeddings
+        some vertices get as input, -1 for none (glancing training, as in GLAT). Returns: a `Lattice`.
     """
 
     def __init__(self, config: DagConfig, num_units: int, d_memory: int) -> None:
@@ -273,5 +273,5 @@ class DagDecoder(nn.Module):
 
 
 def additive(real: Tensor) -> Tensor:
-    """Additive mask: (B, S) bool -> (B, 1, 1, S) float, 0 at real positions, a large negative number elsewhere."""
+    """Make an additive mask (B, 1, 1, S) from real (B, S) bool: 0 where True, a large negative number elsewhere."""
     return torch.zeros(real.shape, device=real.device).masked_fill(~real, -1e9)[:, None, None]

@@ -31,7 +31,7 @@ class Source:
     heard: Heard | None = None  # the CTC head's transcripts; None: the translator has no such head
 
     def select(self, rows: list[int]) -> Source:
-        """Only the recordings in these rows, in that order."""
+        """Keep only the recordings in these rows, in that order."""
         heard = None if self.heard is None else self.heard.select(rows)
         limits = [self.limits[row] for row in rows]
         return replace(
@@ -117,7 +117,7 @@ class SpeechToUnits(nn.Module):
         return self.ar
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """features (B, N, 80), lengths (B,) -> states (B, S, d), state lengths (B,)."""
+        """Encode features (B, N, 80) with lengths (B,). Returns: states (B, S, d), their lengths (B,)."""
         states, state_lengths, _ = self.encoder(features, lengths)
         return states, state_lengths
 
@@ -132,7 +132,7 @@ class SpeechToUnits(nn.Module):
 
 
 class DASpeech(SpeechToUnits):
-    """The whole model except the vocoder: speech to units, and hidden states to mel frames."""
+    """The whole model except the vocoder: it turns speech into units, and the graph's hidden states into mel frames."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__(config, num_units)
@@ -140,12 +140,12 @@ class DASpeech(SpeechToUnits):
         self.tts = FastSpeech2(config.tts, num_units)
 
     def acoustic_input(self, hidden: Tensor) -> Tensor:
-        """Hidden states of vertices (B, K, D) -> inputs of the acoustic model (B, K, d_tts)."""
+        """Turn hidden states of vertices (B, K, D) into inputs of the acoustic model (B, K, d_tts)."""
         return self.adaptor(hidden)
 
 
 class Adaptor(nn.Module):
-    """Two linear maps between the graph's width and the acoustic model's."""
+    """Maps the graph's hidden states to the acoustic model's width, by two linear layers."""
 
     def __init__(self, d_in: int, ffn: int, d_out: int, dropout: float) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
 """DFlash: a network that drafts a whole block in one pass, over keys and values made from the target's states.
 
 Chen et al. 2026 (DFlash, arXiv 2602.06036). The features of an accepted token are the target's residual stream after
-some layers. fc and a norm make one state of them, from which every layer projects a key and a value: no layer
-transforms it. The block is the root and mask tokens behind it; its tokens see all accepted columns and each other, in
-both directions. A block of b tokens drafts b - 1: the state of mask token k predicts the token k behind the root. The
-layers are Qwen3's. Embedding and LM head are the target's; where the network drafts a part of the target's vocabulary
-(speculators' layout: `d2t`, `t2d`), the LM head is its own.
+some layers. fc and a norm turn them into one state. Every layer projects a key and a value from this same state. A
+block is the root followed by mask tokens; they see all accepted columns and each other, in both directions. A block of
+b tokens drafts b - 1: the state of mask token k predicts the k-th token after the root. The layers are Qwen3's.
+Embedding and LM head are the target's. A network that drafts a part of the target's vocabulary (speculators' layout:
+`d2t`, `t2d`) has its own LM head.
 
 The parameters have the published names.
 
@@ -48,7 +48,7 @@ class DFlashConfig(DraftConfig):
     layers: tuple[int, ...] = ()
     input_norm: bool = True
     fc_bias: bool = False
-    block_size: int = 16  # the root and the mask tokens: draft with the size of the training
+    block_size: int = 16  # the root and the mask tokens; drafting needs the size used in training
     mask_token: int = 0
     num_hidden_layers: int = 5
     from_anchor: bool = False  # whether the root's own state drafts the first token, so that a block drafts b
@@ -113,8 +113,8 @@ class DFlashConfig(DraftConfig):
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:
-    """The published default: `count` layers of a target with `depth`, evenly from the second to the third last; one
-    alone in the middle."""
+    """Choose the published default: `count` of a target's `depth` layers, spread evenly from the second to the third
+    last. A single layer lies in the middle."""
     if count == 1:
         return (depth // 2,)
     span = depth - 3 - 1
@@ -123,7 +123,7 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
 
 @final
 class DFlash(DraftNetwork):
-    """DFlash's network."""
+    """DFlash's network: it drafts a block of tokens in one pass."""
 
     system: ClassVar[str] = "dflash"
     config_class: ClassVar[type[DraftConfig]] = DFlashConfig
@@ -166,20 +166,20 @@ class DFlash(DraftNetwork):
 
     @property
     def offsets(self) -> Tensor | None:
-        """As `DraftNetwork.offsets`: `d2t`."""
+        """(`vocabulary`,) the difference between the target's token id and the drafted index; None if all are 0."""
         return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
-        """A block's input (B, b, H): tokens (B, b) by the target's embedding or the network's own."""
+        """Embed a block's tokens (B, b) as (B, b, H). embedding: the target's or the network's own."""
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """The target's features (..., k * H) of token t -> (..., H), from which each layer projects the key and the
-        value of column t. embeds: not read."""
+        """Turn the target's features (..., k * H) of token t into a state (..., H), from which each layer projects the
+        key and the value of column t. embeds: not read."""
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:
-        """Layer `index`'s keys and values (B, h, n, d) of states (B, n, H), from `fuse`, at positions (B, n)."""
+        """Project layer `index`'s keys and values (B, h, n, d) from states (B, n, H) of `fuse`. positions: (B, n)."""
         attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
         keys, values = (
             linear(states, part.weight, part.bias).unflatten(-1, heads).transpose(1, 2)
@@ -190,12 +190,12 @@ class DFlash(DraftNetwork):
         return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """The norms of a block's queries and keys (B, heads + h, b, d)."""
+        """Normalise a block's queries and keys (B, heads + h, b, d)."""
         attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
         return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """hidden (..., H), a block's states -> (..., `vocabulary`). output: the target's LM head, which is read where
+        """Score a block's states hidden (..., H). Returns: (..., `vocabulary`). output: the target's LM head, used if
         the network has none of its own."""
         normed = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)

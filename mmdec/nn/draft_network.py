@@ -5,12 +5,12 @@ target's feature of token t]) and predicts the feature of token t + 1, from whic
 + 2. The layer is Llama's without input norm; there is no final norm. Embedding and LM head are the target's and not
 stored. The parameters have the published names.
 
-Other systems override `inputs` (what enters the layer, whole rows) or `prompt` (one row, shorter if an image is
-compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and values) and `attend`,
-so that a drafter with a preallocated cache does not have to concatenate tensors.
+Networks of other systems override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row, which
+is shorter if an image is compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys
+and values) and `attend`, so that a drafter with a preallocated cache does not have to concatenate tensors.
 
 The layer has three implementations: this one, differentiable, for all devices and shapes; and in `draft_step.py` two
-fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), `SlotStep` for FLASH's slots.
+fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), `SlotStep` for FLASH.
 
 B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
 key-value heads, d channels of a head, V visual tokens.
@@ -98,7 +98,7 @@ class DraftConfig:
 
     @property
     def projected(self) -> bool:
-        """Whether columns of images read the projected visual embeddings; else they read their placeholder's."""
+        """Whether columns of images read projected visual embeddings; else they read the placeholder token's."""
         return True
 
     @property
@@ -151,16 +151,16 @@ class Prompted:
 
 
 class Packed(NamedTuple):
-    """A layer's weights, joined: one product replaces several, whose number sets a small network's time."""
+    """A layer's weights, joined so that one product replaces several: their number sets a small network's time."""
 
-    attention: Tensor  # queries, keys and values below each other
+    attention: Tensor  # the weights of queries, keys and values, stacked along the rows
     bias: Tensor | None
     gate_up: Tensor
     norms: Tensor | None = None  # (2, H), EAGLE-3's norms of embedding and feature
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm, as of Llama."""
+    """Root mean square norm, as in Llama."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class RMSNorm(nn.Module):
 
 
 def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The RMS norm of x (..., H) with weight (H,); x (..., k, H) may have a weight (k, H)."""
+    """Apply an RMS norm to x (..., H). weight: (H,), or (k, H) for x (..., k, H)."""
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
         # takes half the time of the fused kernel
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
@@ -196,7 +196,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The projections of SwiGLU."""
+    """The projections of a SwiGLU feed-forward network."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Weights of one layer under the names of Llama's. inputs: as for `Attention`."""
+    """The weights of one layer, under the names of Llama's. inputs: channels that attention reads, by default H."""
 
     def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
@@ -249,7 +249,8 @@ class DraftNetwork(nn.Module):
         return self.config.vocab_size
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """hidden (..., H) -> (..., `vocabulary`). output: the target's LM head."""
+        """Score the tokens that can be drafted. hidden: (..., H). output: the target's LM head. Returns: (...,
+        `vocabulary`)."""
         return linear(hidden, output.weight, output.bias)
 
     @property
@@ -262,7 +263,7 @@ class DraftNetwork(nn.Module):
         return drafted if self.offsets is None else drafted + self.offsets[drafted]
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Distributions (..., `vocabulary`) over the target's vocabulary: (..., V)."""
+        """Convert distributions (..., `vocabulary`) to distributions over the target's vocabulary (..., V)."""
         if self.offsets is None:
             return probs
         wide = probs.new_zeros(*probs.shape[:-1], self.config.vocab_size)
@@ -270,21 +271,22 @@ class DraftNetwork(nn.Module):
         return wide
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
-        """The layer's input at drafted tokens: their embeds (..., H), and hidden (..., H), the network's output at the
-        tokens before. carry: see `Prompted`."""
+        """Compute the layer's input at drafted tokens. embeds: (..., H) of these tokens. hidden: (..., H), the output
+        of the network at the token before each. carry: see `Prompted`."""
         return self.fuse(embeds, self.feature(hidden), carry)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """embeds (..., H) of token t + 1, features (..., k * H) of token t -> (..., H). carry: see `Prompted`."""
+        """Combine embeds (..., H) of token t + 1 and features (..., k * H) of token t to one state (..., H). carry: see
+        `Prompted`."""
         joined = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             joined = self.fc_norm(joined)
         return linear(joined, self.fc.weight, self.fc.bias)
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
-        """`fuse` of an embedding and the network's own output as one linear map: weight (H, 2 H) and bias (H,).
+        """Write `follow`, which reads an embedding and the network's own output, as one linear map.
 
-        Returns None if `fuse` is not linear.
+        Returns: weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
         """
         if self.config.fc_norm:
             return None
@@ -295,7 +297,7 @@ class DraftNetwork(nn.Module):
         return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """The layer's input for whole rows: column t reads embeds[t + 1].
+        """Compute the layer's input for whole rows. Column t reads the embedding of token t + 1.
 
         embeds: (B, L, H) of the tokens. features: (B, L, k * H). visual: (B, L) bool, True at visual tokens.
         Returns: (B, L - 1, H).
@@ -303,7 +305,8 @@ class DraftNetwork(nn.Module):
         return self.fuse(embeds[:, 1:], features[:, :-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """The layer's input for one row's prompt without padding. The last column needs the next token and is left out.
+        """Compute the layer's input for one row's prompt, without padding. The last token's column is left out: it
+        would need the next token.
 
         embeds: (L, H). features: (L, k * H). visual: (L,) bool. carry: from an earlier turn of the chat, see
             `Prompted`.
@@ -327,8 +330,8 @@ class DraftNetwork(nn.Module):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Replace the target's features of a drafted token, which are not known: hidden (..., H), repeated k times ->
-        (..., k * H)."""
+        """Replace the unknown target features of a drafted token by hidden (..., H), the network's output, repeated k
+        times. Returns: (..., k * H)."""
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
@@ -348,7 +351,8 @@ class DraftNetwork(nn.Module):
         return Packed(torch.cat([part.weight for part in parts]), bias, gate_up)
 
     def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
-        """What the projections of layer `index` read of its input (B, n, H). packed: as for `project`."""
+        """Compute what the projections of layer `index` read from its input states (B, n, H): here the states, normed
+        if there is an input norm. packed: from `packed`, or None."""
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
 
     def residual(self, states: Tensor, index: int) -> Tensor:
@@ -362,7 +366,7 @@ class DraftNetwork(nn.Module):
     def project(
         self, states: Tensor, positions: Tensor | int, packed: Packed | None = None, index: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, heads, n, d), rotated.
+        """Compute queries, keys and values (B, heads, n, d); rotate queries and keys.
 
         states: (B, n, H), the input of layer `index`. positions: (B, n), or a single one for all. packed: from
             `packed`, or None.
@@ -392,10 +396,10 @@ class DraftNetwork(nn.Module):
         packed: Packed | None = None,
         index: int = 0,
     ) -> Tensor:
-        """The rest of the layer after `project`. Returns hidden (B, n, H).
+        """Run the layer after `project`. Returns: hidden (B, n, H).
 
-        states: (B, n, H). queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: as for `layer`. packed,
-            index: as for `project`.
+        states: (B, n, H), the layer's input. queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: additive
+            (B, 1, n, S + n); None: causal. packed, index: as for `project`.
         """
         size, width = queries.shape[2], keys.shape[2]
         if mask is None and 1 < size < width:
@@ -412,8 +416,8 @@ class DraftNetwork(nn.Module):
         return self.after_attention(states, mixed, packed, index)
 
     def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
-        """The rest of the layer: states (B, n, H), its input, and mixed (B, heads, n, d), what attention gives ->
-        hidden (B, n, H). packed, index: as for `project`."""
+        """Run the layer after attention. states: (B, n, H), the layer's input. mixed: (B, heads, n, d), attention's
+        output. packed, index: as for `project`. Returns: hidden (B, n, H)."""
         layer = self._layer(index)
         o_proj = layer.self_attn.o_proj
         states = self.residual(states, index) + linear(mixed.transpose(1, 2).flatten(2), o_proj.weight, o_proj.bias)
@@ -425,8 +429,8 @@ class DraftNetwork(nn.Module):
         return states + linear(silu(gate) * up, mlp.down_proj.weight)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Cosines and signed sines at positions (B, n): each (B, 1, n, d), or (d,) for a single position. The table
-        grows on demand."""
+        """Return cosines and signed sines (see `_waves`) at positions (B, n): each (B, 1, n, d), or (d,) for a single
+        position."""
         if isinstance(positions, int):
             cosines, sines = self.rope_table(positions + 1, dtype, device)
             return cosines[positions], sines[positions]
@@ -437,7 +441,7 @@ class DraftNetwork(nn.Module):
         return cosines[positions][:, None], sines[positions][:, None]
 
     def rope_table(self, length: int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`; cached."""
+        """Return the cached cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`."""
         table = self._rope
         if table is None or table[0].dtype != dtype or table[0].device != device or len(table[0]) < length:
             with torch.inference_mode(False), torch.no_grad():  # a table made while decoding must also work in training
@@ -454,7 +458,7 @@ class DraftNetwork(nn.Module):
         return 1.0 / self.config.rope_theta**half, 1.0
 
     def _waves(self, positions: Tensor, dtype: torch.dtype) -> Pair:
-        """Cosines and sines (..., d) as in transformers, in float32.
+        """Compute cosines and signed sines (..., d) as in transformers, in float32.
 
         The first half of the sines is negated, so that a rotation is x * cosines + (x with halves exchanged) * sines.
         """
@@ -465,7 +469,7 @@ class DraftNetwork(nn.Module):
 
 
 def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:
-    """As `DraftNetwork.frequencies`, scaled as transformers does. scaling: {"rope_type": "linear", "factor": ...}."""
+    """`DraftNetwork.frequencies`, scaled as transformers does. scaling: {"rope_type": "linear", "factor": ...}."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -2,17 +2,17 @@
 
 The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
 
-DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: training and prompts; rounds,
-                                    too, wherever a fast path does not apply (`DraftStep.of` says when)
-DraftStep, Eagle3Step               one token at a time, for chains of tree-growing drafters
-SlotStep                            FLASH: accepted columns and the slots of the last one, in one pass
+DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: for training and prompts, and
+                                    for rounds if no fast path applies (`DraftStep.of` says when)
+DraftStep, Eagle3Step               one token at a time, for chains of drafters that can also grow trees
+SlotStep                            FLASH: accepted columns, and the slots that draft after the last one, in one pass
 
 Each level of a chain is about forty operations over vectors of a few hundred numbers, for which torch's call overhead
 dominates: with 160 channels NumPy takes a third of torch's time. Products stay in torch, which obeys its thread
 settings.
-`DraftStep` writes to buffers and multiplies matrices by vectors. `SlotStep` has several rows, so its arrays are fresh;
-some of its small operations use torch, because a draft runs most of them only once or twice, when torch's code is still
-in the CPU's caches from the target's pass.
+`DraftStep` writes to buffers and multiplies matrices by vectors. `SlotStep` has several rows and allocates new arrays.
+Some of its small operations use torch: a draft runs most of them only once or twice, when torch's code is still in the
+CPU's caches from the target's pass.
 
 The objects share the weights' memory where possible and own the buffers of a run: use one for each run and thread.
 """
@@ -51,7 +51,7 @@ class TokenStep:
         return hidden.dtype == torch.float32 and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
     def logits(self, hidden: Vector) -> Vector:
-        """Apply the LM head: hidden (H,) -> logits (V,), valid until the next call."""
+        """Apply the LM head to hidden (H,). Returns: logits (V,), valid until the next call."""
         scores, result = self.scores
         torch.mv(self.output, torch.from_numpy(hidden), out=scores)
         if self.output_bias is not None:
@@ -68,7 +68,7 @@ class LayerStep:
     """Runs one column of one row through a network's only layer, after its input norm."""
 
     def __init__(self, network: DraftNetwork, packed: Packed) -> None:
-        """packed: the network's own."""
+        """packed: from the network's `packed()`."""
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config = network, config
         self.attention, self.bias = packed.attention, packed.bias
@@ -145,7 +145,7 @@ class DraftStep(TokenStep):
     def __init__(
         self, network: DraftNetwork, packed: Packed, fused: tuple[Tensor, Tensor], embedding: Tensor, output: nn.Linear
     ) -> None:
-        """packed, fused: the network's `packed()` and `fused_weights()`."""
+        """packed, fused: from the network's `packed()` and `fused_weights()`."""
         super().__init__(embedding, output)
         self.fused, self.layer, self.joined = fused, LayerStep(network, packed), buffer(2 * network.config.hidden_size)
         own: Any = network.layers[0]
@@ -155,10 +155,10 @@ class DraftStep(TokenStep):
     def of(
         cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
     ) -> DraftStep | None:
-        """Make the fast path; None if it would be slower or give other results.
+        """Make the fast path. Returns None if it would be slower or give other results.
 
-        It is unavailable for a large network, a GPU, another precision, a norm in `fuse`, an overridden `layer`, or an
-        embedding that does more than look up rows.
+        It is unavailable for a large network, a GPU, another precision, a norm in `fuse`, an overridden method of the
+        layer, or an embedding that does more than look up rows.
         """
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
@@ -185,7 +185,7 @@ class Eagle3Step(TokenStep):
     """Runs EAGLE-3's network of one layer, and its own LM head, on one column of one row at a time."""
 
     def __init__(self, network: Eagle3, packed: Packed, embedding: Tensor) -> None:
-        """packed: the network's `packed()`."""
+        """packed: from the network's `packed()`."""
         super().__init__(embedding, network.lm_head)
         config, own = network.config, cast(Any, network.layers[0])
         self.layer, self.joined = LayerStep(network, packed), buffer(2 * config.hidden_size)
@@ -207,7 +207,7 @@ class Eagle3Step(TokenStep):
         return cls(network, packed, cast(nn.Embedding, embedding).weight)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """As `DraftStep.__call__`."""
+        """Process a token, given the feature (H,) of the token before it; arguments as for `DraftStep.__call__`."""
         (joined, both), (_, x) = self.joined, self.layer.states
         size = len(x)
         self.layer.norm_into(self.embedding[token], self.embed_norm, both[:size])
@@ -220,7 +220,8 @@ class Eagle3Step(TokenStep):
         return self.last[1]
 
     def logits(self, hidden: Vector) -> Vector:
-        """Apply the norm, unless `hidden` (H,) has passed it, and the LM head -> (Vd,), valid until the next call."""
+        """Apply the final norm, if hidden (H,) has not passed it, and the LM head. Returns: logits (Vd,) of the draft
+        vocabulary, valid until the next call."""
         if not self.norm_output:
             self.layer.norm_into(hidden, self.final_norm, self.last[1])
             hidden = self.last[1]
@@ -234,7 +235,7 @@ class Eagle3Step(TokenStep):
 def column_step(
     network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
 ) -> ColumnStep | None:
-    """The fast path of a tree-growing network for one column; None if there is none. Arguments as `DraftStep.of`."""
+    """Make a network's fast path for one column; None if it has none. Arguments as for `DraftStep.of`."""
     if isinstance(network, Eagle3):
         return Eagle3Step.of(network, packed, embedding)
     return DraftStep.of(network, packed, carry, embedding, output)
@@ -249,7 +250,7 @@ def quiet() -> np.errstate:
 
 
 def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
-    """The network's cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`."""
+    """Return the network's cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`."""
     cosines, sines = network.rope_table(length, torch.float32, torch.device("cpu"))
     return cosines.numpy(), sines.numpy()
 
@@ -282,15 +283,15 @@ def buffer(size: int) -> tuple[Tensor, Vector]:
 
 @final
 class SlotStep(TokenStep):
-    """FLASH's network and an LM head, for one row.
+    """Runs FLASH's network and an LM head for one row. A column has several slots, which draft one token each.
 
     Slot 1 of a column has the position of the next column, and sees what that column would see: the slots continue the
-    columns. So accepted columns and the slots of the last one share one product for queries, keys and values; only the
-    slots continue from there.
+    columns. So accepted columns and the last column's slots share one product for queries, keys and values. The rest of
+    the layer runs for the slots alone.
     """
 
     def __init__(self, network: FlashNetwork, packed: Packed, embedding: Tensor, output: nn.Linear) -> None:
-        """packed: the network's own."""
+        """packed: from the network's `packed()`."""
         super().__init__(embedding, output)
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config, self.slots = network, config, network.slots
@@ -308,7 +309,7 @@ class SlotStep(TokenStep):
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]
         self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)  # in the layout of the cache
         self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)  # of positions 0, 1, ...
-        # additive: first which columns each slot sees, then which of the slots 1, 2, ...
+        # additive; for each slot: which columns it sees, then which of the slots 1, 2, ...
         self.mask = np.empty((self.slots, 0), np.float32)
         pairs = [(refiner.down, refiner.up) for refiner in cast(Any, network.refiners)]
         self.refiners = [[(part.weight.detach(), part.bias.detach()) for part in pair] for pair in pairs]
@@ -326,7 +327,7 @@ class SlotStep(TokenStep):
     def block(
         self, tokens: Sequence[int], features: Vector, position: int, count: int, keys: Tensor, values: Tensor
     ) -> Vector:
-        """Process columns with tokens (n,) and features (n, H), and the first `count` slots of the last one.
+        """Process columns with tokens (n,) and features (n, H), and the first `count` slots of the last column.
 
         position: position of the first column. keys, values: (1, h, S, d); the last n + count - 1 columns are written
             (the columns, then slots 1, 2, ...).
@@ -361,7 +362,7 @@ class SlotStep(TokenStep):
         return x
 
     def refined(self, slot: Vector, preceding: Vector, index: int) -> Vector:
-        """As `FlashNetwork.refined`, for slot (H,) and preceding (H,)."""
+        """Correct slot `index` (H,) by the tokens drafted before it. preceding: (H,), the sum of their embeddings."""
         if not self.refiners:
             return slot
         (down, down_bias), (up, up_bias) = self.refiners[index - 1]
@@ -371,7 +372,7 @@ class SlotStep(TokenStep):
         return slot + torch.addmv(up_bias, up, inner).numpy()
 
     def _fuse(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """As `FlashNetwork.fuse`, but reads tokens (n,) instead of embeddings, and features (n, H)."""
+        """Compute the input of columns as `FlashNetwork.fuse` does, from tokens (n,) and features (n, H)."""
         size = self.config.hidden_size
         joined = np.empty((len(tokens), 2 * size), np.float32)
         joined[:, size:] = features
@@ -382,7 +383,7 @@ class SlotStep(TokenStep):
         return _gated(_product(joined, self.fused, self.fused_bias))
 
     def _norm(self, x: Vector, weight: Vector) -> Vector:
-        """RMS norm: x (n, C), weight (C,) -> (n, C)."""
+        """Apply an RMS norm with weight (C,) to x (n, C)."""
         normed = x * x
         scale = np.add.reduce(normed, 1, keepdims=True)
         scale *= 1.0 / x.shape[1]
@@ -403,7 +404,7 @@ class SlotStep(TokenStep):
         return turned.reshape(own.shape)
 
     def _mask(self, count: int, width: int) -> Tensor:
-        """The additive mask (count, S): every slot sees the columns and itself; slot i also sees slots 1 .. i."""
+        """Make the additive mask (count, S): every slot sees all columns, and slot i also sees slots 1 .. i."""
         more = self.slots - 1
         if width + more > self.mask.shape[1]:
             self.mask = np.zeros((self.slots, 2 * width + more + MASKED), np.float32)
@@ -413,13 +414,13 @@ class SlotStep(TokenStep):
 
 
 def _product(rows: Vector, weight: Tensor, bias: Tensor | None = None) -> Vector:
-    """Multiply rows (n, I) by weight (I, O) and add the bias (O,), if any -> (n, O)."""
+    """Multiply rows (n, I) by weight (I, O), and add the bias (O,) if there is one."""
     given = torch.from_numpy(rows)
     return (torch.mm(given, weight) if bias is None else torch.addmm(bias, given, weight)).numpy()
 
 
 def _gated(both: Vector) -> Vector:
-    """[gate; up] (n, 2 I) -> SiLU(gate) * up (n, I)."""
+    """Compute SiLU(gate) * up (n, I) from both = [gate; up] (n, 2 I)."""
     size = both.shape[1] // 2
     gate = F.silu(torch.from_numpy(both[:, :size])).numpy()
     gate *= both[:, size:]

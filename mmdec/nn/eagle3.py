@@ -1,17 +1,17 @@
 """EAGLE-3 and P-EAGLE: draft networks that read several layers of the target and have an LM head of their own.
 
 Li et al. 2025 (EAGLE-3, arXiv 2503.01840). Column t reads the embedding of token t + 1 beside a feature of token t. For
-accepted tokens the feature is fc of the target's residual stream at a few layer boundaries (Ht channels each), all
-before the final norm; for drafted tokens it is the network's own last state, without fc. The first layer norms both,
-attends from the two side by side (2 H channels) and adds the result to the feature alone. Further layers are plain
-decoder layers. `lm_head` reads the normed last state; its vocabulary may be a part of the target's (`d2t`, `t2d`).
+accepted tokens, fc computes the feature from the target's residual stream after a few layers (Ht channels each), before
+the final norm. For drafted tokens, the feature is the network's own last state, without fc. The first layer norms
+embedding and feature, attends from the two concatenated (2 H channels) and adds the result to the feature alone. Other
+layers are plain. `lm_head` reads the normed last state; its vocabulary may be a part of the target's (`d2t`, `t2d`).
 
 Options, each as published: the residual is the feature before or after its norm (`norm_before_residual`); EAGLE-3.1
-(arXiv 2605.09992) norms each target feature (`fc_norm`), or all of them side by side (`norm_before_fc`), and passes the
+(arXiv 2605.09992) norms each target feature (`fc_norm`), or all of them concatenated (`norm_before_fc`), and passes the
 normed state to the next column (`norm_output`); Qwen3's layers norm queries and keys (`qk_norm`).
 
-P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: behind the last column come K - 1 more, which read the embedding
-of `mask_token` and, in place of the target's features, a learned vector.
+P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: K - 1 columns are added after the last one. They read the
+embedding of `mask_token` and, in place of the target's features, a learned vector.
 
 The parameters have the published names; d2t holds offsets: the target's token is d + d2t[d].
 """
@@ -49,8 +49,8 @@ Pictures = Literal["placeholder", "projected", "dropped"]
 class Eagle3Config(DraftConfig):
     """Sizes and options of the network.
 
-    layers: the target's layers whose features are read; empty: the three of `default_layers`. fc_norm: here a norm of
-    each target feature.
+    layers: the target's layers whose features are read; empty: the three of `default_layers`. fc_norm: whether each
+    target feature has a norm of its own.
     """
 
     LEAST: ClassVar[int] = 0
@@ -140,7 +140,7 @@ class Eagle3Config(DraftConfig):
 
     @property
     def projected(self) -> bool:
-        """As `DraftConfig.projected`: whether `pictures` is "projected"."""
+        """Whether columns of images read projected visual embeddings: whether `pictures` is "projected"."""
         return self.pictures == "projected"
 
     @property
@@ -166,8 +166,8 @@ class Eagle3Config(DraftConfig):
 
 
 def default_layers(depth: int) -> tuple[int, ...]:
-    """The layers before EAGLE-3's boundaries 2, n // 2 and n - 3 of a target with n layers. Boundary k is the residual
-    stream that enters layer k, so it lies after layer k - 1."""
+    """Choose EAGLE-3's three layers of a target with n = `depth`: those that end at the boundaries 2, n // 2 and n - 3.
+    Boundary k is the residual stream that enters layer k, so it lies after layer k - 1."""
     return tuple(min(max(boundary, 1), depth) - 1 for boundary in (2, depth // 2, depth - 3))
 
 
@@ -222,11 +222,12 @@ class Eagle3(DraftNetwork):
         return self.config.vocabulary
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """embeds (..., H) of token t + 1, the target's features (..., k * Ht) of token t -> (..., 2 H)."""
+        """Concatenate embeds (..., H) of token t + 1 and the target's features (..., k * Ht) of token t, fused to H
+        channels. Returns: (..., 2 H)."""
         return torch.cat([embeds, self.fused(features)], -1)
 
     def fused(self, features: Tensor) -> Tensor:
-        """Apply fc with its norms to the target's features: (..., k * Ht) -> (..., H)."""
+        """Apply fc with its norms to the target's features (..., k * Ht). Returns: (..., H)."""
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         elif self.config.fc_norm:
@@ -236,11 +237,13 @@ class Eagle3(DraftNetwork):
         return linear(features, self.fc.weight, self.fc.bias)
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
-        """The layer's input at drafted tokens: embeds (..., H), hidden (..., H) of the tokens before -> (..., 2 H)."""
+        """Compute the first layer's input (..., 2 H) at drafted tokens. embeds: (..., H) of these tokens. hidden: (...,
+        H), the network's output at the token before each."""
         return torch.cat([embeds, hidden], -1)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """As `DraftNetwork.prompt`; columns that read an image's tokens may be left out (`config.pictures`)."""
+        """Compute the first layer's input for one row's prompt, see `DraftNetwork.prompt`. Columns that read an image's
+        tokens are left out if `config.pictures` is "dropped"."""
         prompted = super().prompt(embeds, features, visual)
         if self.config.pictures != "dropped":
             return prompted
@@ -248,15 +251,15 @@ class Eagle3(DraftNetwork):
         return Prompted(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return hidden unchanged: a drafted token has no feature of the target, see `follow`."""
+        """Return hidden unchanged: `follow` reads the network's own output in place of the target's features."""
         return hidden
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
-        """None: the network's own output does not pass fc."""
+        """Return None: the network's own output does not pass through fc."""
         return None
 
     def masked(self, embed: Tensor) -> Tensor:
-        """P-EAGLE: the first layer's input (2 H,) at a column without a token. embed: (H,) of `mask_token`."""
+        """Compute the first layer's input (2 H,) at P-EAGLE's columns without a token. embed: (H,) of `mask_token`."""
         return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
 
     def packed(self) -> Packed | None:
@@ -269,7 +272,8 @@ class Eagle3(DraftNetwork):
         return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
 
     def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
-        """What the projections of layer `index` read: of the first layer's input both halves, normed."""
+        """Compute what the projections of layer `index` read from its input, normed. In the first layer, embedding and
+        feature have a norm each."""
         if index:
             return self._layer(index).input_layernorm(states)
         # both norms at once: a small network's time depends on the number of operations
@@ -278,39 +282,41 @@ class Eagle3(DraftNetwork):
         return rms_normed(halves, weights, self.config.rms_norm_eps).view(states.shape)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """The residual to which attention's output is added; in the first layer the feature alone, normed or not."""
+        """Return the residual to which attention's output is added. In the first layer it is the feature alone, normed
+        with `norm_before_residual`."""
         if index:
             return states
         features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
         return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Qwen3's norms of queries and keys (B, heads + h, n, d)."""
+        """Normalise queries and keys (B, heads + h, n, d) as Qwen3 does, if `qk_norm` is set."""
         if not self.config.qk_norm:
             return queries_keys
         attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
         return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
 
     def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
-        """As `DraftNetwork.after_attention`; with `norm_output` the last layer's output is normed."""
+        """Run the layer after attention, see `DraftNetwork`. With `norm_output`, the last layer's output is normed."""
         hidden = super().after_attention(states, mixed, packed, index)
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """hidden (..., H) -> (..., `vocabulary`), by the network's own LM head; the target's `output` is not read."""
+        """Score hidden (..., H) by the network's own LM head: (..., `vocabulary`). output: the target's, not read."""
         if not self.config.norm_output:
             hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
 
     @property
     def offsets(self) -> Tensor | None:
-        """As `DraftNetwork.offsets`: `d2t`."""
+        """(`vocabulary`,) the difference between the target's token id and the drafted index; None if all are 0."""
         return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def layer(
         self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Pair]:
-        """As `DraftNetwork.layer`, through all layers. Their keys and values are concatenated along the heads."""
+        """Run all layers; arguments as for `DraftNetwork.layer`. `past` and the returned pair concatenate the layers'
+        keys and values along the heads."""
         pairs: list[Pair] = []
         for index in range(self.depth):
             queries, *own = self.project(states, positions, index=index)
@@ -322,7 +328,8 @@ class Eagle3(DraftNetwork):
         return states, (keys, values)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """As `DraftNetwork.rotations`; positions may be (3, B, n): `mrope_section` gives each frequency its axis."""
+        """Return cosines and signed sines, see `DraftNetwork.rotations`. positions: may be (3, B, n), for three axes;
+        then `mrope_section` says which axis rotates each frequency."""
         if isinstance(positions, int) or positions.dim() == 2:
             return super().rotations(positions, dtype, device)
         axes = self._axes(device)  # (d,)
@@ -336,7 +343,7 @@ class Eagle3(DraftNetwork):
         sections = self.config.mrope_section
         if not self.config.mrope_interleaved:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
-        else:  # axes 1 and 2 get every third frequency, as many as their sections say
+        else:  # axes 1 and 2 each get every third frequency, up to the numbers in their sections
             axes = [0] * (self.config.head_dim // 2)
             for axis in (1, 2):
                 for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):

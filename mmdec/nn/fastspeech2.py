@@ -1,4 +1,4 @@
-"""FastSpeech 2 (Ren et al., 2021) as in DASpeech: one vector per phone in, a log-mel spectrogram out.
+"""FastSpeech 2 (Ren et al., 2021) as in DASpeech: it turns one vector per phone into a log-mel spectrogram.
 
 The inputs are vectors (B, K, d): rows of the embedding (`embed`), or the adaptor's output for DAG vertices. Duration,
 pitch and energy are predicted per phone; then each phone is repeated for its frames. The caller drops BOS and keeps
@@ -47,12 +47,12 @@ class FastSpeech2Config:
 
     @classmethod
     def paper(cls) -> FastSpeech2Config:
-        """The configuration in DASpeech's appendix."""
+        """Make the configuration in DASpeech's appendix."""
         return cls()
 
     @classmethod
     def small(cls) -> FastSpeech2Config:
-        """The configuration for the phrasebook: 1.1 M parameters, one voice of limited range."""
+        """Make the configuration for the phrasebook: 1.1 M parameters, one voice of limited range."""
         return cls(
             d_model=128,
             encoder_layers=2,
@@ -98,7 +98,7 @@ class AcousticBatch:
 
 @dataclass(frozen=True)
 class AcousticLoss:
-    """The four parts, scalars, and their sum."""
+    """The acoustic loss: its four parts as scalars, and their sum."""
 
     mel: Tensor
     duration: Tensor
@@ -125,8 +125,8 @@ class FftBlock(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, keep: Tensor, bias: Tensor) -> Tensor:
-        """x (B, T, d), keep (B, T, 1) with 1 at valid positions, bias (B, 1, 1, T) with -1e9 at the others -> (B, T,
-        d)."""
+        """Run the block over x (B, T, d). keep: (B, T, 1), 1 at valid positions. bias: (B, 1, 1, T), -1e9 at padding.
+        Returns: (B, T, d)."""
         keys, values = self.attention.keys_values(x)
         y = self.attention.attend(x, keys, values, bias)
         x = self.attention_norm(x + self.dropout(y))
@@ -136,7 +136,7 @@ class FftBlock(nn.Module):
 
 
 class Predictor(nn.Module):
-    """One number per phone: twice convolution, ReLU, norm, dropout; then a linear layer."""
+    """Predicts one number per phone: twice convolution, ReLU, norm, dropout; then a linear layer."""
 
     def __init__(self, config: FastSpeech2Config) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Predictor(nn.Module):
         self.out = nn.Linear(size, 1)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """x (B, K, d), keep (B, K, 1) -> (B, K), 0 at padding."""
+        """Predict (B, K) from x (B, K, d). keep: (B, K, 1), 1 at valid phones; the prediction is 0 at padding."""
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv((x * keep).transpose(1, 2)).transpose(1, 2)
             x = self.dropout(norm(x.relu()))
@@ -157,7 +157,7 @@ class Predictor(nn.Module):
 
 
 class FastSpeech2(nn.Module):
-    """Phone vectors to log-mel frames. `embed` makes vectors of phone ids."""
+    """Turns phone vectors into log-mel frames. `embed` makes the vectors from phone ids."""
 
     mel_mean: Tensor
     mel_std: Tensor
@@ -202,7 +202,7 @@ class FastSpeech2(nn.Module):
         self.energy_stats.copy_(energy)
 
     def embed(self, units: Tensor) -> Tensor:
-        """Phone ids (B, K) -> (B, K, d)."""
+        """Look up the vectors (B, K, d) of phone ids (B, K)."""
         return self.units(units)
 
     def forward(
@@ -291,6 +291,6 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
 
 
 def _masks(lengths: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The mask (B, size, 1) with 1 at valid positions, and attention's additive mask (B, 1, 1, size)."""
+    """Make the mask (B, size, 1) with 1 at valid positions, and attention's additive mask (B, 1, 1, size)."""
     valid = torch.arange(size, device=lengths.device) < lengths[:, None]
     return valid[..., None].to(dtype), torch.where(valid, 0.0, -1e9)[:, None, None, :]

@@ -19,7 +19,7 @@ def fingerprint(network: nn.Module, *more: object) -> str:
     """12 hexadecimal digits that identify a network, the same in every process.
 
     They digest the network's class, each tensor's name, shape, dtype and some values, and the `repr` of each of `more`.
-    The result is cached per dtype: if weights are later overwritten in the same object, it does not change.
+    The result is cached per dtype: it does not change if weights are later overwritten in the same object.
     """
     dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with _lock:

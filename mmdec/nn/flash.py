@@ -1,15 +1,15 @@
-"""FLASH: a latent-aware compressor and a semi-autoregressive head, k tokens a pass (arXiv 2505.12728).
+"""FLASH: a latent-aware compressor and a semi-autoregressive head that drafts k tokens in a pass (arXiv 2505.12728).
 
 The head is one layer as in EAGLE with other inputs. A text column t is SiLU(fc_gate x) * fc_up x with x = [embedding of
 token t + 1; feature of token t]. The columns of an image are the target's features of its tokens, compressed by learned
-latents. Each column is read k times: slot i has its own embedding (zero for slot 0) and RoPE position t + i, sees slot
-0 of all earlier columns and slots 0 .. i of its own, and predicts the feature of token t + 1 + i, from which the LM
-head predicts token t + 2 + i. A residual gate adds the column's own feature to each slot. Slots do not read each
-other's tokens: refiner i corrects slot i by the tokens of the slots before it.
+latents. Each column is read k times, as k slots. Slot i has its own embedding (zero for slot 0) and RoPE position
+t + i. It sees slot 0 of all earlier columns and slots 0 .. i of its own. It predicts the feature of token t + 1 + i,
+from which the LM head predicts token t + 2 + i. A residual gate adds the column's own feature to each slot. Slots do
+not read each other's tokens: refiner i corrects slot i by the tokens of the slots before it.
 
-Two deviations from the published code. Its decoding feeds refiner i the token one position later than its training;
-here both read the tokens of slots 0 .. i - 1, which are t + 2 .. t + 1 + i. And it runs over the whole text each round;
-here keys and values of slot 0 are cached, since later columns see no other slot.
+Two things differ from the published code. In that code, refiner i reads the token one position later in decoding than
+in training; here both read the tokens of slots 0 .. i - 1, which are t + 2 .. t + 1 + i. The published code runs over
+the whole text each round; here keys and values of slot 0 are cached, since later columns see no other slot.
 
 B rows, L columns, k slots, H channels, m latents.
 """
@@ -63,13 +63,13 @@ class Refiner(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def forward(self, slot: Tensor, preceding: Tensor) -> Tensor:
-        """slot (..., H), preceding (..., H): the sum of the earlier tokens' embeddings -> (..., H)."""
+        """Correct slot (..., H). preceding: (..., H), the sum of the earlier tokens' embeddings. Returns: (..., H)."""
         return slot + self.up(silu(self.down(torch.cat([preceding, slot], -1))))
 
 
 @final
 class FlashNetwork(DraftNetwork):
-    """The head, the compressor and the refiners."""
+    """FLASH's network: the head, the compressor and the refiners."""
 
     system: ClassVar[str] = "flash"
     config_class: ClassVar[type[DraftConfig]] = FlashConfig
@@ -91,7 +91,7 @@ class FlashNetwork(DraftNetwork):
         return cast(FlashConfig, self.config).slots
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """embeds (..., H) of token t + 1, features (..., H) of token t -> (..., H)."""
+        """Combine embeds (..., H) of token t + 1 and features (..., H) of token t to a text column (..., H)."""
         joined = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             joined = self.fc_norm(joined)
@@ -99,7 +99,8 @@ class FlashNetwork(DraftNetwork):
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's columns with compressed images, as `DraftNetwork.prompt`. A column is visual if token t + 1 is."""
+        """Compute one row's columns, see `DraftNetwork.prompt`; images are compressed. Column t is visual if token
+        t + 1 is."""
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         fused = self.fuse(embeds[1:][text], features[:-1][text])
@@ -119,7 +120,7 @@ class FlashNetwork(DraftNetwork):
         return Prompted(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), "latents")
 
     def slot_states(self, states: Tensor) -> Tensor:
-        """The layer's input for each slot: states (..., H) of columns -> (..., k, H)."""
+        """Compute the layer's input (..., k, H) for the slots of columns with states (..., H)."""
         return states[..., None, :] + pad(self.slot_embeddings, (0, 0, 1, 0))
 
     def finish(self, hidden: Tensor, features: Tensor) -> Tensor:
@@ -128,8 +129,8 @@ class FlashNetwork(DraftNetwork):
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
     def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
-        """Refine slot `index` (..., H) -> (..., H). preceding: (..., H), the sum of the embeddings of the earlier
-        slots' tokens.
+        """Correct slot `index` (..., H) by the tokens of earlier slots. preceding: (..., H), these tokens' summed
+        embeddings.
 
         Slot 0 has no earlier slots and stays the same.
         """

@@ -28,9 +28,9 @@ PAD, EOS = 1, 2  # ids of the first special phones: <s>, <pad>, </s>, <unk>
 
 
 class PhoneVoice(nn.Module):
-    """Phones in, log-mel frames for `Vocoder` out. A row does not depend on the other rows of its batch.
+    """Turns phones into log-mel frames for `Vocoder`. A row does not depend on the other rows of its batch.
 
-    config: sizes. num_phones: number of phones in `phones.json`, which begins with the four special ones.
+    config: sizes. num_phones: number of phones in `phones.json`, which begins with the four special phones.
     """
 
     def __init__(self, config: FastSpeech2Config, num_phones: int) -> None:
@@ -89,8 +89,8 @@ class HeardTranslatorConfig:
 class HeardTranslator(PiecesToUnits):
     """The whole model except the voice. `reader`, `ar` and `decoder` are those of `PiecesToUnits`.
 
-    ngram: French pieces; with it a beam search reads the head's frames. None: the best path alone.
-    written: English pieces, for the strategy "beam".
+    ngram: an n-gram of French pieces, for a beam search over the head's frames; None: the best piece of each frame.
+    written: an n-gram of English pieces, for the strategy "beam".
     """
 
     ngram: PieceNGram | None = None
@@ -105,12 +105,13 @@ class HeardTranslator(PiecesToUnits):
     def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Compute features of 16 kHz samples, (T,) each.
 
-        Returns: features (B, mels, F); frames (B,); counts (B,), how many encoder states of each the head reads.
+        Returns: features (B, mels, F); frames (B,); counts (B,), how many encoder states of each sound the head reads.
         """
         return sound_features(sounds, self.sizes.encoder, tail=TAIL)
 
     def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[Heard, Tensor]:
-        """Transcribe what `features` returned. Returns: the head's transcripts, and the encoder's states (B, S, D)."""
+        """Transcribe recordings. features, frames, counts: from `features`. Returns: the head's transcripts, and the
+        encoder's states (B, S, D)."""
         states, _ = self.encoder(features, frames)
         states = states[:, : int(counts.max())]
         logits, lengths = self.head(states, counts)
@@ -119,7 +120,8 @@ class HeardTranslator(PiecesToUnits):
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
-        """Encode what `features` returned for the decoders. A row whose transcript is empty has length 0."""
+        """Encode recordings for the decoders. features, frames, counts: from `features`. A row with an empty transcript
+        has length 0."""
         heard, states = self.hear(features, frames, counts)
         beside = None
         if self.reader.project is not None:

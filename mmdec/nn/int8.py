@@ -1,8 +1,8 @@
-"""8-bit integers, a scale for each row: weights stored so and used in float32, and linear layers that compute so.
+"""8-bit integers with a scale for each row: to store weights that are used in float32, and for linear layers.
 
-In a file, a tensor of two dimensions or more, of at least `SMALLEST` numbers, becomes `name` (int8, the same shape) and
-`name.scale` (float32, one for each row of the first dimension); all others are stored in half precision. Both are
-written to one safetensors file.
+In a file, a tensor of two dimensions or more and at least `SMALLEST` numbers becomes `name` (int8, the same shape) and
+`name.scale` (float32, one for each row of the first dimension). All other tensors are stored in half precision. One
+safetensors file holds all.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SMALLEST = 4096  # minimum numbers in a tensor that is packed
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, ...) float -> int8 (R, ...) and float32 scales (R,): weight is about int8 times scale.
+    """Quantise weight (R, ...) to int8 (R, ...) and float32 scales (R,): the weight is about int8 times scale.
 
     A scale has 16 bits of precision, so that 127 times the scale is exact: unpacked weights are packed to the same
     bytes again.
     """
     rows = weight.detach().float().flatten(1)
-    largest = rows.abs().amax(1).clamp(min=1e-12) / 127  # scales that cut the largest weights have larger errors
+    largest = rows.abs().amax(1).clamp(min=1e-12) / 127  # smaller scales, which clip large weights, give larger errors
     digits, exponent = torch.frexp(largest)
     scales = torch.ldexp(torch.ceil(digits * 2**16) / 2**16, exponent)
     return (rows / scales[:, None]).round().to(torch.int8).view(weight.shape), scales
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices to 8 bits, the rest to half precision. `unpack_rows` reverses it, except for rounding."""
+    """Convert matrices to 8 bits and the rest to half precision. `unpack_rows` reverses it, except for rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:
@@ -74,13 +74,13 @@ LEAST = 1e-12  # minimum of a row's largest value, for rows of zeros
 
 @final
 class Int8Linear(nn.Linear):
-    """A linear layer in 8-bit integers on a CPU; forward: (..., I) float32 -> (..., O) float32. It keeps the weights of
-    the layer that it is made from: what reads them (to find the drafters shipped for a model, say) still can.
+    """A linear layer in 8-bit integers on a CPU; forward: (..., I) float32, returns (..., O) float32. It keeps the
+    weights of the layer that it replaces, for code that reads them (to find the drafters shipped for a model, say).
 
     torch's dynamic quantisation has one scale for the whole input, so that a token's result depends on the tokens
     beside it: drafts and batches would change the text. Here each row of the input has its own scale. The integers are
-    multiplied by fbgemm's kernel for static quantisation, whose input scale is fixed at 1; its sums of integers are
-    exact, whatever the order. So a row's result is the same bits beside any others.
+    multiplied by fbgemm's kernel for static quantisation, whose input scale is fixed at 1. Its sums of integers are
+    exact in any order. So a row's result has the same bits, whatever the other rows are.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -96,7 +96,7 @@ class Int8Linear(nn.Linear):
         whole, scales = whole_numbers(rows, self._levels)
         out = product(whole, self._packed).mul_(scales)
         if self.bias is not None:
-            out += self.bias  # not in one step with the product: a fused one rounds once, and not for every shape
+            out += self.bias  # a separate step: a fused one rounds in another way, and only for some shapes
         return out.view(*input.shape[:-1], self.out_features)
 
 
@@ -109,12 +109,12 @@ class EachAlone(nn.Conv1d):
 
 
 def quantise_linears(model: Any) -> None:
-    """Replace the large products of an encoder and a decoder on the CPU by such layers, in place: all of the encoder's,
-    and the decoder's keys and values of its states. Raises InputError if this CPU has no such kernel.
+    """Replace linear layers of a model on the CPU by `Int8Linear`, in place: all of the encoder's, and the decoder's
+    keys and values of the encoder's states. Raises InputError if this CPU has no such kernel.
 
-    All other weights of the decoder are rounded to half precision: few columns cost what reading the weights costs,
-    which are then read so (`ops/half.py`), and quantising each column's numbers would cost more than it saves.
-    Convolutions keep their numbers, row by row.
+    All other weights of the decoder are rounded to half precision, in which they can be read faster (`ops/half.py`): a
+    pass over few columns takes the time of reading the weights. To quantise each column would cost more than it saves.
+    Convolutions keep their weights, but compute each row of a batch by itself.
     """
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 on a CPU alone, but the device is a GPU. Choose bfloat16 or float16.")
@@ -127,7 +127,7 @@ def quantise_linears(model: Any) -> None:
 
 
 def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
-    """Replace linear layers and convolutions that are children of modules and whose names end so."""
+    """Replace the children of `modules` that are convolutions, or linear layers whose names end in one of `names`."""
     for module in list(modules):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and name.endswith(names):
@@ -139,13 +139,13 @@ def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
 
 
 def quantised(model: nn.Module) -> bool:
-    """Whether a model has such layers."""
+    """Whether a model has layers of 8-bit integers."""
     return any(type(module) is Int8Linear for module in model.modules())
 
 
 @cache
 def levels() -> int:
-    """The largest integer of a row for which this CPU's sums are exact. Raises InputError if it has no such kernel."""
+    """Find the largest integer for which this CPU's sums are exact. Raises InputError if the CPU has no such kernel."""
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
@@ -160,13 +160,13 @@ def levels() -> int:
 
 
 def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Rows (N, I) as whole numbers of at most `most`, each with a scale (N, 1): a row is about their product."""
-    scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)  # far faster than its norm
+    """Write each of the rows (N, I) as whole numbers of at most `most`, times a scale. Returns: (N, I) and (N, 1)."""
+    scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)  # far faster than a norm
     return rows.div(scales).round_(), scales
 
 
 def pack(integers: Tensor, scales: Tensor) -> Any:
-    """What `product` multiplies by. integers: (O, I) int8. scales: (O,)."""
+    """Prepare weights for `product`. integers: (O, I) int8. scales: (O,)."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -177,6 +177,6 @@ def pack(integers: Tensor, scales: Tensor) -> Any:
 
 
 def product(rows: Tensor, packed: Any) -> Tensor:
-    """Whole numbers (N, I) times the packed rows -> (N, O) float32."""
+    """Multiply whole numbers (N, I) by weights from `pack`. Returns: (N, O) float32."""
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     return cast(Tensor, kernel(rows, 1.0, ZERO, packed))

@@ -1,8 +1,8 @@
 """Medusa heads for an encoder-decoder (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et al. 2024).
 
 K small heads read the decoder's last hidden state h_t, after the final norm. The model itself predicts token t + 1 from
-it; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. Medusa-Linear reads h_t directly.
-Medusa-Block reads the output of one more decoder layer over h_0 ... h_t and the encoder's states.
+h_t; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. The heads of Medusa-Linear read
+h_t directly. Those of Medusa-Block read the output of one more decoder layer over h_0 ... h_t and the encoder's states.
 
 B rows, T positions, H hidden size, S encoder states, K heads, V vocabulary.
 """
@@ -54,7 +54,7 @@ class MedusaConfig:
 
 @final
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); initialised as the identity."""
+    """Computes x + SiLU(W x + b); initialised as the identity."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -79,11 +79,11 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(size, size)
 
     def pair(self, states: Tensor) -> Pair:
-        """Keys and values of states (B, S, H)."""
+        """Compute keys and values of states (B, S, H)."""
         return self._split(self.k_proj(states)), self._split(self.v_proj(states))
 
     def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
-        """x (B, T, H) attends to `pair`; mask (B, 1, T, S) bool, True where x sees a column -> (B, T, H)."""
+        """Let x (B, T, H) attend to `pair`. mask: (B, 1, T, S) bool, True where x sees a column. Returns: (B, T, H)."""
         out = scaled_dot_product_attention(self._split(self.q_proj(x)), *pair, attn_mask=mask)
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
@@ -106,11 +106,12 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(size)
 
     def pair(self, x: Tensor) -> Pair:
-        """Keys and values of x (B, T, H), to which later positions attend."""
+        """Compute the keys and values of x (B, T, H), to which later positions attend."""
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
     def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
-        """x (B, T, H) attends to positions up to its own (`own`), and to the encoder's states (`memory`)."""
+        """Run the layer over x (B, T, H). own, memory: keys and values of the positions so far, and of the encoder's
+        states. mask: (B, 1, T, S) bool, True where x sees a column of `own`."""
         x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
         return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
@@ -118,7 +119,7 @@ class DecoderLayer(nn.Module):
 
 @final
 class MedusaHeads(nn.Module):
-    """The heads. Where they share the model's output matrix (V, H), it is not stored with them."""
+    """The Medusa heads. If they share the model's output matrix (V, H), it is not stored with them."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -130,8 +131,8 @@ class MedusaHeads(nn.Module):
         self.outputs = nn.ModuleList(nn.Linear(size, config.vocab_size, bias=False) for _ in range(matrices))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """Run all heads at all positions, for training: hidden (B, T, H) without left padding -> (B, T, K, H), to be
-        multiplied with the output matrix. states: (B, S, H) of the encoder, for Medusa-Block."""
+        """Run all heads at all positions, for training. hidden: (B, T, H) without left padding. states: (B, S, H) of
+        the encoder, for Medusa-Block. Returns: (B, T, K, H), to be multiplied with the output matrix."""
         return self.read(self.through(hidden, states), len(self.heads))
 
     def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
@@ -147,16 +148,17 @@ class MedusaHeads(nn.Module):
         return self.block(hidden, self.block.pair(hidden), memory, mask)
 
     def read(self, hidden: Tensor, count: int) -> Tensor:
-        """Apply the first `count` heads to hidden (..., H), the output of `through` -> (..., count, H)."""
+        """Apply the first `count` heads to hidden (..., H), the output of `through`. Returns: (..., count, H)."""
         return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
 
     def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
-        """Apply the first `count` heads to hidden (..., H), as `read`, then the output matrix (V, H), or each head's
-        own -> (..., count, V)."""
+        """Apply the first `count` heads to hidden (..., H), the output of `through`; then the output matrix (V, H), or
+        each head's own matrix. Returns: (..., count, V)."""
         return self.tokens(self.read(hidden, count), output)
 
     def tokens(self, read: Tensor, output: Tensor) -> Tensor:
-        """The heads' states (..., count, H) -> logits (..., count, V). output: the model's matrix (V, H)."""
+        """Turn the heads' states read (..., count, H) into logits (..., count, V). output: the model's matrix (V, H),
+        used if the heads have none of their own."""
         if not self.config.own_outputs:
             return linear(read, output)
         return torch.stack([self.outputs[k](read[..., k, :]) for k in range(read.shape[-2])], -2)

@@ -1,10 +1,10 @@
 """MSD: a draft network that decouples vision from text (Lin et al. 2025, arXiv 2505.14260).
 
-A text column reads what EAGLE's reads, fc([embedding of token t + 1; feature of token t]). A visual column is a token's
-projected visual embedding, without fc. The paper does not say which token's. In the published code (decoding and
-training) the embeddings are first shifted by one, like EAGLE's tokens: column t is visual if token t + 1 is, and holds
-that token's embedding. So the column of an image's last token is a text column that reads the first token after the
-image, and the first token of a text belongs to no column. `visual_token` says which layout a network was trained with.
+A text column t is the same as in EAGLE, fc([embedding of token t + 1; feature of token t]). A visual column is a
+token's projected visual embedding, without fc. The paper does not say which token's. In the published code (decoding
+and training) the embeddings are first shifted by one, like EAGLE's tokens: column t is visual if token t + 1 is, and
+holds that token's embedding. So the column of an image's last token is a text column that reads the first token after
+the image, and no column reads the first token of a text. `visual_token` says which layout a network was trained with.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MsdNetwork(DraftNetwork):
     config_class: ClassVar[type[DraftConfig]] = MsdConfig
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """The layer's input for whole rows; see `DraftNetwork.inputs`."""
+        """Compute the layer's input (B, L - 1, H) for whole rows; arguments as for `DraftNetwork.inputs`."""
         if visual is None or not bool(visual.any()):
             return super().inputs(embeds, features)
         following = embeds[:, 1:]
@@ -60,7 +60,8 @@ class MsdNetwork(DraftNetwork):
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """visual (B, L) bool -> (B, L) int64: a text column's own index; at a visual column that of the next text column.
+    """Give each column of visual (B, L) an index (B, L) int64: a text column its own, a visual column the next text
+    column's.
 
     A visual column without a later text column gets its own index.
     """

@@ -43,9 +43,10 @@ class ReaderConfig:
 
 
 class PieceReader(nn.Module):
-    """forward: pieces (B, N, K), weights (B, N, K) that sum to 1, lengths (B,), states (B, N, D) or None -> (B, N, d).
+    """Encodes N places of K weighted pieces.
 
-    states: the speech encoder's state at each place; zeros mean that there is none.
+    forward: pieces (B, N, K), weights (B, N, K) that sum to 1 over K, lengths (B,), states (B, N, D) or None: the
+        speech encoder's state at each place; zeros mean that there is none. Returns: (B, N, d).
     """
 
     def __init__(self, config: ReaderConfig) -> None:
@@ -71,7 +72,7 @@ class PieceReader(nn.Module):
 
 
 class ReaderLayer(nn.Module):
-    """Self-attention and feed-forward, each behind its norm (pre-norm)."""
+    """Self-attention and feed-forward network, each after its norm (pre-norm)."""
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class PiecesToUnits(nn.Module):
         self.decoder = None if config.dag is None else DagDecoder(config.dag, config.units, config.d_model)
 
     def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
-        """Encode text: pieces (B, N), each with probability 1 -> states (B, N, d)."""
+        """Encode text: pieces (B, N), each with probability 1. Returns: states (B, N, d)."""
         return self.reader(pieces[..., None], torch.ones_like(pieces[..., None], dtype=torch.float32), lengths)
 
 

@@ -52,7 +52,8 @@ class QuestionGate(nn.Module):
         self.hidden, self.out = nn.Linear(embeds + features, inner), nn.Linear(inner, choices)
 
     def forward(self, question: Tensor, feature: Tensor) -> Tensor:
-        """Scores (..., C): the question's mean embedding (..., E), the target's feature of its last token (..., F)."""
+        """Score the choices: (..., C). question: (..., E), its mean embedding. feature: (..., F), the target's feature
+        of its last token."""
         return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
 
 
@@ -73,7 +74,7 @@ def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int,
 
 @final
 class ElasticCompressor(nn.Module):
-    """The compressor in its three variants.
+    """Compresses images in one of three variants.
 
     "select": the gate chooses one. "weighted": prune, pool and conv at one shared ratio, mixed by the gate. "concat":
     prune, pool, conv and resampler, concatenated.
@@ -123,8 +124,8 @@ class ElasticCompressor(nn.Module):
     ) -> Compressed:
         """Compress one image.
 
-        joined: (V, J). fc: (..., J) -> (..., H). weights: (C,), for "weighted". choice: for "select". matrix: (H, J) of
-            an affine fc.
+        joined: (V, J), the image's [embedding; feature]. fc: maps (..., J) to (..., H). weights: (C,), the gate's, for
+            "weighted". choice: index of the gate's choice, for "select". matrix: fc's (H, J) if fc is affine.
         Returns: states with sorted, distinct positions. An image with fewer tokens than outputs is not compressed.
         """
         if self.variant == "select":
@@ -206,7 +207,7 @@ class SpecVLMConfig(DraftConfig):
 
 @final
 class SpecVLM(DraftNetwork):
-    """EAGLE's layer after the elastic compressor."""
+    """SpecVLM's network: EAGLE's layer, which reads images after the elastic compressor."""
 
     system: ClassVar[str] = "specvlm"
     config_class: ClassVar[type[DraftConfig]] = SpecVLMConfig
@@ -232,9 +233,9 @@ class SpecVLM(DraftNetwork):
         self.gate = QuestionGate(config.hidden_size, features, config.gate_size, choices) if gated else None
 
     def gate_logits(self, embeds: Tensor, features: Tensor, question: Tensor) -> Tensor:
-        """The gate's scores (C,) for one row: embeds (L, H), features (L, k * H), question (L,) bool.
+        """Compute the gate's scores (C,) for one row: embeds (L, H), features (L, k * H), question (L,) bool.
 
-        The paper has no loss on them; training may add one. Raises: InputError if the network has no gate.
+        The paper has no loss on the scores; training may add one. Raises: InputError if the network has no gate.
         """
         if self.gate is None:
             raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
@@ -243,7 +244,8 @@ class SpecVLM(DraftNetwork):
         return self.gate(embeds[question].mean(0), features[question][-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """One row's prompt with compressed images, as `DraftNetwork.prompt`. The gate reads text after an image."""
+        """Compute the layer's input for one row's prompt, see `DraftNetwork.prompt`; images are compressed. The gate
+        reads the text after the first image."""
         config = cast(SpecVLMConfig, self.config)
         joined = torch.cat([embeds[1:], features[:-1]], -1)  # (L - 1, J)
         images = spans(visual[1:], config.grid)
@@ -276,13 +278,14 @@ class SpecVLM(DraftNetwork):
 
 
 def asking(visual: Tensor) -> Tensor:
-    """The question's tokens: visual (L,) bool -> (L,) bool, text after the first image; all text without an image."""
+    """Mark the question's tokens (L,) bool: the text after the first image, or all text if there is no image. visual:
+    (L,) bool, True at visual tokens."""
     after = visual.cumsum(0) > 0
     return ~visual & after if bool(visual.any()) else ~visual
 
 
 def expected_kept(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
-    """Expected share of `length` visual tokens that the gate's choices, with logits (C,), keep.
+    """Compute the share of `length` visual tokens that is expected to be kept under the gate's logits (C,).
 
     Training may add it to the loss as a cost (not in the paper, whose ratios are fixed).
     """

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, final
 
-BLANK, MARK = 0, 1  # the pieces that are no tokens: CTC's blank, and the end of a segment (where a text has timestamps)
+BLANK, MARK = 0, 1  # two pieces are no tokens: CTC's blank, and the end of a segment (in a text with timestamps)
 FIRST = 2  # the id of the first piece that is a token
 # GPT-2's words: contractions, then letters, figures or signs, each with the space before it.
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")

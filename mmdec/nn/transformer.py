@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from mmdec.ops import onednn
 from mmdec.types import InputError
 
-FEW = 16  # rows from which oneDNN is the faster
+FEW = 16  # with at least this many rows, oneDNN is faster
 _POOL_SIZE = 1 << 23
 _pools: dict[float, Tensor] = {}
 
 
 def _pool(p: float) -> Tensor:
-    """A pool of scaled masks, drawn from a generator of its own. (int8 masks would need a cast at each use.)"""
+    """Return the pool of scaled masks, drawn with a separate generator. (int8 masks would need a cast at each use.)"""
     if p not in _pools:
         generator = torch.Generator().manual_seed(0x5EED)
         keep = torch.rand(_POOL_SIZE, generator=generator) >= p
@@ -31,7 +31,7 @@ def _pool(p: float) -> Tensor:
 
 
 class PooledDropout(nn.Module):
-    """Replaces `nn.Dropout(p)`. The window's offset comes from torch's global generator, so seeding works."""
+    """Replaces `nn.Dropout(p)`: its mask is a random window of a pool. torch's global seed decides which window."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PooledDropout(nn.Module):
 
 
 def sinusoids(size: int, d_model: int, device: torch.device, fairseq: bool = False) -> Tensor:
-    """Sinusoidal positions 0 ... size - 1, sines then cosines: (size, d_model).
+    """Return sinusoidal embeddings (size, d_model) of positions 0 ... size - 1, sines then cosines.
 
     fairseq: as fairseq numbers them, from 2 (rows 0 and 1 are <s> and padding), and with its slightly steeper rates.
     """
@@ -68,7 +68,7 @@ def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool
 
 
 class RowsLinear(nn.Linear):
-    """`nn.Linear`, by oneDNN where that can be had and there are many rows: (..., I) -> (..., O)."""
+    """Does what `nn.Linear` does, but multiplies by oneDNN where possible if there are many rows."""
 
     def forward(self, input: Tensor) -> Tensor:
         many = input.numel() >= FEW * self.in_features
@@ -76,7 +76,7 @@ class RowsLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Multi-head attention by plain matrix products: for training on a CPU with masks, faster than fused kernels."""
+    """Multi-head attention. It trains with plain matrix products: on a CPU with masks, fused kernels are slower."""
 
     def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
         super().__init__()
@@ -87,13 +87,13 @@ class Attention(nn.Module):
         self.dropout = PooledDropout(dropout)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, d_memory) -> keys and values (B, H, S, D)."""
+        """Project memory (B, S, d_memory) to keys and values (B, H, S, D)."""
         b, s, _ = memory.shape
         k, v = self.kv(memory).view(b, s, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         return k, v
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, M, d) attends to keys and values (B, H, S, D); mask additive, broadcastable to (B, H, M, S)."""
+        """Let x (B, M, d) attend to keys and values (B, H, S, D). mask: additive, broadcastable to (B, H, M, S)."""
         b, m, d = x.shape
         q = self.q(x).view(b, m, self.heads, -1).transpose(1, 2)
         if not self.training:
@@ -121,7 +121,7 @@ class DecoderLayer(nn.Module):
         self.dropout = PooledDropout(dropout)
 
     def forward(self, x: Tensor, self_mask: Tensor | None, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """x (B, M, d), memory (B, S, d_memory) -> (B, M, d). The masks are additive, float."""
+        """Run the layer over x (B, M, d). memory: (B, S, d_memory), the encoder's states. The masks are additive."""
         keys, values = self.self_attn.keys_values(x)
         return self.rest(x, keys, values, self_mask, *self.encoder_attn.keys_values(memory), memory_mask)
 
@@ -135,7 +135,7 @@ class DecoderLayer(nn.Module):
         memory_values: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:
-        """Run the layer with keys and values that were computed before: a step with a cache needs this."""
+        """Run the layer with given keys and values; a step with a cache computes its own and passes all of them."""
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
         y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)
         x = self.encoder_attn_layer_norm(x + self.dropout(y))

@@ -59,7 +59,8 @@ class ViSpec(DraftNetwork):
                 self.img_fc.bias.zero_()
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """As `DraftNetwork.fuse`. carry: the global vector (H,), broadcastable to the features; None: no image."""
+        """Combine embeds of token t + 1 and features of token t, see `DraftNetwork.fuse`. carry: the global vector
+        (H,), broadcastable to the features; None: no image."""
         weight, bias, size = self.img_fc.weight, self.img_fc.bias, self.config.hidden_size
         mixed = linear(features, weight[:, :size], bias)
         if carry is not None:
@@ -67,7 +68,7 @@ class ViSpec(DraftNetwork):
         return super().fuse(embeds, mixed)
 
     def fused_weights(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
-        """As `DraftNetwork.fused_weights`; `img_fc` and `fc` are multiplied into one map."""
+        """Multiply `img_fc` and `fc` into one linear map, see `DraftNetwork.fused_weights`."""
         joined = super().fused_weights()
         if joined is None:
             return None
@@ -79,7 +80,8 @@ class ViSpec(DraftNetwork):
         return torch.cat([weight[:, :size], own @ mixing[:, :size]], 1), bias + own @ added
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """As `DraftNetwork.prompt`. carry: the latest image's global vector (H,), initially that of an earlier turn."""
+        """Compute the layer's input for one row's prompt, see `DraftNetwork.prompt`. carry: the global vector (H,) of
+        the last image in earlier turns; None: there is none."""
         following, images = embeds[1:], spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         if not images:

@@ -1,4 +1,4 @@
-"""Log-mel frames to sound: our network, published HiFi-GANs, and Griffin-Lim, with one interface.
+"""Vocoders turn log-mel frames into sound: our network, published HiFi-GANs and Griffin-Lim, with one interface.
 
 Our network is shaped like Vocos (Siuzdak, 2023) and filters an excitation in the STFT domain. Vocos predicts magnitude
 and phase of every STFT bin from mel frames and inverts once: it needs no upsampling, so it is cheap. But a network that
@@ -60,17 +60,17 @@ class ConvNextBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((channels,), scale))
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """x (B, F, C), keep (B, F, 1) -> (B, F, C)."""
+        """Run the block over x (B, F, C). keep: (B, F, 1), 0 at padding. Returns: (B, F, C)."""
         y = self.depthwise((x * keep).transpose(1, 2)).transpose(1, 2)
         return x + self.scale * self.down(F.gelu(self.up(self.norm(y))))
 
 
 class Vocoder(nn.Module):
-    """forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) in frames -> samples (B, F * 256).
+    """Our vocoder. forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) in frames.
 
-    The sample rate is 16 kHz. Sample 256 f is the centre of frame f. A row's output does not depend on other rows of
-    the batch (up to rounding, which the oscillator accumulates: -60 dB), and it is deterministic: every call uses the
-    same noise. Samples beyond a row's length are zero.
+    Returns: samples (B, F * 256) at 16 kHz, zero beyond a row's length. Sample 256 f is the centre of frame f. A row's
+    output does not depend on other rows of the batch (up to rounding, which the oscillator accumulates: -60 dB). The
+    output is deterministic: every call uses the same noise.
     """
 
     mel_mean: Tensor
@@ -108,7 +108,7 @@ class Vocoder(nn.Module):
     def synthesise(
         self, mel: Tensor, lengths: Tensor | None = None, pitch: Tensor | None = None, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Samples (B, F * 256) and the predicted pitch (B, F) in Hz.
+        """Make samples (B, F * 256), and predict the pitch (B, F) in Hz.
 
         pitch: (B, F) in Hz, also at unvoiced frames; used instead of the prediction. noise: (B, F * 256), used instead
             of the standard noise. Both are for training.
@@ -138,12 +138,12 @@ class Vocoder(nn.Module):
         return self._overlap_add(spectrum * keep, keep), predicted
 
     def _frames(self, samples: Tensor) -> Tensor:
-        """(B, F * 256) -> STFT (B, F, 513), frame f centred on sample 256 f."""
+        """Compute the STFT (B, F, 513) of samples (B, F * 256). Frame f is centred on sample 256 f."""
         padded = F.pad(samples, (WINDOW // 2, WINDOW // 2))
         return torch.fft.rfft(padded.unfold(1, WINDOW, HOP)[:, :-1] * self.window)
 
     def _overlap_add(self, spectrum: Tensor, keep: Tensor) -> Tensor:
-        """Inverse STFT by least squares: (B, F, 513) -> (B, F * 256). keep: (B, F, 1), 1 at the frames to use."""
+        """Invert the STFT (B, F, 513) by least squares: (B, F * 256). keep: (B, F, 1), 1 at the frames to use."""
         batch, frames, _ = spectrum.shape
         pieces = (torch.fft.irfft(spectrum, n=WINDOW) * self.window).view(batch, frames, _OVERLAP, HOP)
         weights = self.window.square().view(_OVERLAP, HOP)
@@ -158,10 +158,10 @@ class Vocoder(nn.Module):
 
 
 def pulse_train(pitch: Tensor) -> Tensor:
-    """Pulses (B, F * 256) of unit power without aliasing, from pitch (B, F) in Hz; frame f is at sample 256 f.
+    """Make pulses (B, F * 256) of unit power without aliasing, from pitch (B, F) in Hz; frame f is at sample 256 f.
 
-    The sum of the harmonics below 7.5 kHz as cosines, in closed form, plus a share of the next one, so that no harmonic
-    starts or stops with a click. The pitch is linear between frames.
+    The pulses are the sum of the harmonics below 7.5 kHz as cosines, in closed form, plus a share of the next harmonic,
+    so that none starts or stops with a click. The pitch is linear between frames.
     """
     following = torch.cat([pitch[:, 1:], pitch[:, -1:]], dim=1)
     step = torch.arange(HOP, device=pitch.device) / HOP
@@ -179,7 +179,7 @@ def pulse_train(pitch: Tensor) -> Tensor:
 
 
 def standard_noise(size: int) -> Tensor:
-    """Normal random numbers (size,), the same for every call: a prefix of one sequence."""
+    """Return normal random numbers (size,): always the beginning of the same sequence."""
     blocks = -(-size // 65536)
     parts = [
         torch.randn(65536, generator=torch.Generator().manual_seed(_NOISE_SEED + index)) for index in range(blocks)
@@ -188,9 +188,9 @@ def standard_noise(size: int) -> Tensor:
 
 
 class GriffinLimVocoder(nn.Module):
-    """Sound without trained weights, as a baseline or a fallback.
+    """Makes sound without trained weights, as a baseline or a fallback.
 
-    forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) -> samples (B, F * 256) at 16 kHz.
+    forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,). Returns: samples (B, F * 256) at 16 kHz.
 
     Rows are processed one by one, so a batch gives the same as single calls. Samples beyond a row's length are zero.
     """
@@ -227,9 +227,9 @@ ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # es
 
 
 class HifiGanVocoder(nn.Module):
-    """transformers' HiFi-GAN (Kong et al., 2020).
+    """Makes sound with transformers' HiFi-GAN (Kong et al., 2020).
 
-    forward: mel (B, F, 80) of the kind `given`, lengths (B,) -> samples (B, given.samples(F)) at 16 kHz. Mels of
+    forward: mel (B, F, 80) of the kind `given`, lengths (B,). Returns: samples (B, given.samples(F)) at 16 kHz. Mels of
         another kind than the generator expects are converted.
 
     Samples beyond a row's length are zero. HiFi-GAN reads a few frames of padding at a row's end, so the last frames of

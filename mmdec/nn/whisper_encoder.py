@@ -1,9 +1,9 @@
-"""Whisper's encoder without padding to 30 s: 3 s of speech cost 3 s of states.
+"""Whisper's encoder without padding to 30 s: for 3 s of speech it computes the states of 3 s.
 
 Names and sizes of the weights are those of transformers' `WhisperEncoder` (Radford et al. 2022, section 2.2), so that
 its weights fit. The network here accepts any number of frames up to a window, and rows of several lengths in one batch.
-A decoder ends its text by the states of silence after the speech; 1 s of silence costs little and has most of the
-effect of silence up to 30 s.
+A decoder needs the states of silence after the speech to know where its text ends; 1 s of silence costs little and has
+most of the effect of silence up to 30 s.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class WhisperEncoderConfig:
 
 
 class WhisperEncoder(nn.Module):
-    """Features to states. forward: features (B, mels, F), frame lengths (B,) or None -> states (B, S, D), lengths (B,).
+    """Turns features into states. forward: features (B, mels, F), lengths (B,) in frames or None.
 
-    A row's states are the same alone and in a batch with longer rows. F is at most twice the window's positions.
+    F is at most twice the window's positions. A row's states are the same alone and in a batch with longer rows.
     top: how many of the last layers to leave out, together with the final norm: `TopLayers` runs these.
+    Returns: states (B, S, D), their lengths (B,).
     """
 
     def __init__(self, config: WhisperEncoderConfig) -> None:
@@ -83,9 +84,9 @@ class WhisperEncoder(nn.Module):
 
 
 class TopLayers(nn.Module):
-    """The last layers of an encoder and its norm, which can be trained together with a network on its states.
+    """The last layers of an encoder and its norm, which can be trained together with a network that reads its states.
 
-    forward: (B, S, D) of `WhisperEncoder.forward` with the same `top`, lengths (B,) -> states (B, S, D).
+    forward: (B, S, D) from `WhisperEncoder.forward` with the same `top`, lengths (B,). Returns: states (B, S, D).
     """
 
     def __init__(self, config: WhisperEncoderConfig, top: int) -> None:
@@ -103,7 +104,7 @@ class TopLayers(nn.Module):
         return self
 
     def give(self, encoder: WhisperEncoder) -> WhisperEncoder:
-        """A copy of the encoder with these layers in place of its last ones."""
+        """Copy an encoder, with these layers in place of its last layers."""
         changed = copy.deepcopy(encoder)
         changed.layers[-len(self.layers) :].load_state_dict(self.layers.state_dict())
         changed.layer_norm.load_state_dict(self.layer_norm.state_dict())
@@ -121,7 +122,7 @@ def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tenso
 
 
 class WhisperEncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each behind its norm (pre-norm)."""
+    """Self-attention and feed-forward network, each after its norm (pre-norm)."""
 
     def __init__(self, d_model: int, heads: int, ffn: int) -> None:
         super().__init__()
@@ -202,7 +203,7 @@ def read_states(
 
 
 def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
-    """(positions, d): the position embeddings of every Whisper's encoder, sines then cosines. They are not stored."""
+    """Compute the position embeddings (positions, d) of every Whisper's encoder, sines then cosines."""
     half = config.d_model // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1)))
     angles = torch.arange(config.positions)[:, None] * rates
@@ -210,8 +211,8 @@ def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
 
 
 def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
-    """16 kHz samples (B, T) to the encoder's features (B, mels, T / 160): log10 of mel energies, the quietest 80 dB
-    below the loudest, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
+    """Compute the encoder's features (B, mels, T / 160) of 16 kHz samples (B, T): log10 of mel energies, cut off at
+    80 dB below the loudest, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
     window = torch.hann_window(WINDOW, device=samples.device)
     power = torch.stft(samples, WINDOW, HOP, window=window, return_complex=True)[..., :-1].abs() ** 2
     energies = (_filters(mels, samples.device) @ power).clamp(min=1e-10).log10()
