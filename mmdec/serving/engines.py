@@ -90,7 +90,7 @@ class Transcription:
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Transcribe the jobs as one batch."""
-        kind, *given = jobs[0].key  # type: ignore[misc] # as `job` makes it
+        kind, *given = jobs[0].key  # type: ignore[misc] # `job` makes such keys
         options: dict[str, Any] = dict(given)
         # Text is not sent before it is final in three cases. Windows of a long recording may be decoded again from the
         # last timestamp. With `audio_context`, the clip is decoded again if the text does not end. Qwen3-ASR's text
@@ -175,7 +175,7 @@ class Answering:
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Answer the jobs as one batch."""
-        options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # as `job` makes it
+        options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # `job` makes such keys
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops)} if stops else {}
         texts, deltas = [""] * len(jobs), [Deltas(stops) for _ in jobs]

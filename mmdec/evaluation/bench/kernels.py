@@ -1,5 +1,5 @@
-"""Times single operators: on a GPU, our kernels against those of torch; on a CPU, our fast torch forms against the
-plain ones.
+"""Times single operators: on a GPU, our kernels against torch's; on a CPU, our fast versions in torch against plain
+torch.
 
 Before a row is timed, the results of both are compared; a difference ends the benchmark. Then they are timed in turn.
 On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the card's own copy bandwidth,
@@ -269,7 +269,7 @@ def _peak(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _launches(run: Callable[[], object], device: torch.device) -> int:
-    """Number of kernels that one call launches, without copies of indices."""
+    """Count the kernels that one call launches. Copies of memory do not count."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:

@@ -121,7 +121,7 @@ def sizes_for(
 
 
 def random_text_model(size: str, positions: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A Llama of `TEXTS` with random weights and tree attention, created on the device."""
+    """Create a Llama with random weights and tree attention on the device. size: a key of `TEXTS`."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {**TEXTS[size], "max_position_embeddings": positions}
     # With this deviation each layer keeps its input's scale, so attention influences the logits at every width.

@@ -62,7 +62,7 @@ class Comparison:
     subject_ms: float | None = None
     baseline_ms: float | None = None
     tokens_per_round: float | None = None  # the subject's, bonus or correction token included
-    accepted_per_round: float | None = None  # the subject's, without that token; papers give one or the other
+    accepted_per_round: float | None = None  # the same without bonus or correction; papers give one or the other
 
     @property
     def key(self) -> tuple[str, str, str, str]:

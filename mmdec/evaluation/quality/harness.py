@@ -85,7 +85,7 @@ Measurements = Mapping[str, Sequence[Sequence[Measurement]]]  # method name -> e
 
 
 class Harness(ABC, Generic[Input]):
-    """A model whose methods are compared. A subclass defines how one batch is measured."""
+    """Compares decoding methods of one model. A subclass defines how one batch is decoded and measured."""
 
     what: ClassVar[str] = "recording"  # name of one input in messages
 

@@ -183,7 +183,7 @@ class TranscriptionRequest:
         if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
             # on a fallback, transformers uses the lengths of the whole batch for the rows that are decoded again
             batch_size = 1
-        if self.margin is not None:  # rows of one batch have states of one length
+        if self.margin is not None:  # all rows of a batch would get equally long encoder states
             batch_size = 1
         kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
@@ -412,7 +412,7 @@ class UsageMeter:
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
-            del self.usage[index].logprobs[self._earlier[index] :]  # of several temperatures, the last one counts
+            del self.usage[index].logprobs[self._earlier[index] :]  # the last temperature counts
         if not self.prompts:
             self.prompts = input_ids.tolist()
         self._share()
