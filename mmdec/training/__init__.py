@@ -1,1 +1,1 @@
-"""Training: one folder for each system, and what all recipes share. Running a trained model needs none of it."""
+"""Training: one folder for each system, and code that all systems share. Running a trained model does not import it."""

@@ -47,11 +47,12 @@ def keep_metrics(folder: Path) -> None:
 
 
 class TrainingCLI(LightningCLI):
-    """LightningCLI in subclass mode. What the model needs from the data is linked: recipes give it once."""
+    """LightningCLI for all recipes. It passes the data module's tokens to the model as `units`, and adds resumption,
+    checks for NaN, and locks of the run's folders."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         termination = Termination()
-        # every data module here gives each process its own rows, so that Lightning must not
+        # no distributed sampler: the data modules themselves give each process its own rows
         always = {"callbacks": [Resumption(), FiniteNumbers(), termination], "use_distributed_sampler": False}
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` makes it resumable
@@ -72,7 +73,7 @@ class TrainingCLI(LightningCLI):
         return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Check a given checkpoint before Lightning does, because Lightning takes the model's options from it."""
+        """Check --ckpt_path before Lightning reads the file and takes the model's options from it."""
         super().parse_arguments(parser, args)
         recipe = self.config.get(str(self.config.get("subcommand"))) or {}
         path = recipe.get("ckpt_path")
@@ -98,7 +99,7 @@ class TrainingCLI(LightningCLI):
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        # Lightning's messages here advertise its own products; the recipe's reports come later.
+        # Lightning's messages here advertise its own products.
         with lightning_says(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
@@ -118,7 +119,7 @@ class TrainingCLI(LightningCLI):
     before_test = before_predict = before_validate
 
     def _find_last(self) -> None:
-        """Replace --ckpt_path=last by the newest good checkpoint in the recipe's folders; None without one."""
+        """Replace --ckpt_path=last by the newest good checkpoint in the recipe's folders; by None if there is none."""
         options = self.config_init[str(self.subcommand)]
         if options.get("ckpt_path") == "last":
             folders = self._checkpoint_folders()
@@ -162,5 +163,5 @@ def command_line(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     end_as_told()
-    os.environ.update(started_here())  # this run's other processes then end with this one
+    os.environ.update(started_here())  # so that child processes of this run end with this one
     command_line()

@@ -24,7 +24,7 @@ from mmdec.training.processes import TERMINATED
 
 
 class PlainProgress(Callback):
-    """One line every `every` steps: step, utterances per second, losses; readable in a log file."""
+    """Logs a line every `every` steps: step, utterances per second, losses. A log file can hold it, unlike a bar."""
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
@@ -58,8 +58,8 @@ class Deadline(Callback):
     """Ends a run before a given time, after the last epoch that still fits.
 
     After each epoch it estimates how many more epochs, with their validations, fit before `at` (seconds since 1970), at
-    most `epochs` in all. It sets the trainer's limits, from which learning-rate schedules compute. With `decay`, the
-    module's trapezoid schedule falls to zero at this end. At least one epoch is run. Checkpoints store none of this: a
+    most `epochs` in all. It sets the trainer's `max_epochs` and `max_steps` accordingly. With `decay`, the module's
+    trapezoid schedule falls to zero at the run's end. At least one epoch is run. Checkpoints store none of this: a
     resumed run has a new time limit.
     """
 
@@ -85,7 +85,7 @@ class Deadline(Callback):
         self.since, self.looked = now, 0.0
         current = trainer.fit_loop.epoch_progress.current
         done: int = current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
-        look = took if self.look is None else self.look  # before the first, assume an epoch's time
+        look = took if self.look is None else self.look  # before the first validation, assume that it takes an epoch's
         total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
@@ -100,8 +100,8 @@ class Deadline(Callback):
 
 
 def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, every: int | None) -> int:
-    """Number of further epochs that fit in `seconds`. epoch, validation: seconds of one. done: epochs so far. every:
-    validate after each `every`-th epoch, counted from the run's start."""
+    """Return the number of further epochs that fit in `seconds`. epoch, validation: seconds of one epoch, and of one
+    validation. done: epochs so far. every: a validation follows each `every`-th epoch, counted from the run's start."""
     more = max(int(seconds / epoch), 0)
     while more and every and more * epoch + ((done + more) // every - done // every) * validation > seconds:
         more -= 1
@@ -110,16 +110,16 @@ def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, 
 
 WIDTH = 24  # characters of the bar
 RECENT = 10  # steps over which estimates are averaged
-CHAIN = 4  # tokens of the chains whose tokens a round a module estimates while it trains
-EVERY = {True: 0.5, False: 10.0}  # seconds between two updates: on a terminal, elsewhere
+CHAIN = 4  # length of the drafted chains for which modules estimate tokens per round in training ("train/round")
+EVERY = {True: 0.5, False: 10.0}  # seconds between two updates: True on a terminal, False elsewhere
 
 
 class StageBar(Callback):
     """A progress bar for a stage with a time limit: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
 
     stage: its name. at: its end, in seconds since 1970. The bar shows time, because the number of steps is unknown. If
-    a module estimates tokens a round while it trains ("train/round"), the estimate stands beside the loss until
-    held-out answers were measured: a drafter of few answers learns them by heart.
+    a module estimates tokens per round in training ("train/round"), the bar shows the estimate until the first
+    validation, then the tokens per round on held-out answers, because a drafter may learn few answers by heart.
     """
 
     def __init__(self, stage: str, at: float) -> None:
@@ -188,10 +188,11 @@ class StageBar(Callback):
 
 class Resumption(Callback):
     """Corrects Lightning's counts when a run resumes: a finished epoch counts as finished, and an unfinished epoch
-    continues where it was.
+    continues after its last trained batch.
 
-    Without this, Lightning (2.6) takes the end of an epoch for its middle if `max_steps` is set: the resumed run's
-    first epoch ends after one batch. And a run that was saved within an epoch repeats the first batches of this epoch.
+    Without this, Lightning (2.6) makes two errors. If `max_steps` is set, it takes a finished epoch for an unfinished
+    one: the resumed run's first epoch ends after one batch. And a run that was saved within an epoch repeats the first
+    batches of this epoch.
     """
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -233,7 +234,7 @@ def _start_again(progress: dict[str, Any]) -> None:
 
 
 def _pass_over(data: LightningDataModule, done: int) -> None:
-    """Let the next training data loader, and only this one, skip its first `done` batches."""
+    """Let the next training data loader skip its first `done` batches; later loaders skip none."""
     make = data.train_dataloader
 
     def rest() -> Any:
@@ -267,10 +268,10 @@ class _Rest:
 
 
 class Termination(Callback):
-    """Ends a run after SIGTERM with exit code 143. In training it ends after the current step, with a `last.ckpt`; else
-    at once.
+    """Ends a run after SIGTERM with exit code 143: in training after the current step, with a `last.ckpt`; outside of
+    training at once.
 
-    A single process in validation ends between two batches. Several processes continue to the next training step,
+    In validation, a single process ends between two batches. Several processes continue to the next training step,
     because they wait for each other. During the run's last validation, the run just finishes.
     """
 
@@ -279,7 +280,7 @@ class Termination(Callback):
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """A context in which this object handles SIGTERM, if this is the main thread."""
+        """A context in which this object handles SIGTERM. In other threads than the main one it does nothing."""
         before = signal.getsignal(signal.SIGTERM)
         self._listen()
         try:
@@ -347,7 +348,7 @@ def _last_validation(trainer: Trainer) -> bool:
 
 @contextmanager
 def lightning_says(level: int) -> Iterator[None]:
-    """Within the block, Lightning's messages below this level are not logged."""
+    """A context in which Lightning's messages below this level are not logged."""
     heard = logging.getLogger("lightning.pytorch")
     before = heard.level
     heard.setLevel(level)

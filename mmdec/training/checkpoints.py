@@ -1,4 +1,5 @@
-"""Lightning's checkpoints: written whole, with finite weights and all options; read without running code, averaged."""
+"""Lightning's checkpoints: writing (in one step, only finite weights, with all options), reading without running the
+code in a file, and averaging."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ from mmdec.checks.files import one_line, open_regular, printable, reason, whole_
 from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, read_weights
 from mmdec.types import REFUSED, InputError, MmdecError
 
-# Lightning (2.6) builds its trees with a class that torch (2.11) has replaced by a function; this is that function.
+# Lightning (2.6) uses a class of torch that torch (2.11) has replaced by this function.
 _pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # imported there for its own use
 
 RATES = ("lr", "learning_rate")  # names of the learning rate in recipes
 
 
 class FiniteNumbers(Callback):
-    """Checks each step's loss, and the weights at each epoch's end, for NaN and infinity. Several processes stop
-    together at the next step: a single one that continued would wait for the others.
+    """Ends a run with an error if a step's loss, or a weight at an epoch's end, is NaN or infinite. Several processes
+    stop together at the next step: otherwise those that continue would wait for ever for the one that stopped.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class FiniteNumbers(Callback):
 
 
 def any_process(trainer: Trainer, flag: bool) -> bool:
-    """Whether the flag is set in at least one process. All processes must call this."""
+    """Whether `flag` is set in at least one process. All processes must call this function."""
     return flag if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(flag, all=False)
 
 
@@ -77,7 +78,7 @@ def check_finite_training(state: Mapping[str, Tensor], step: int, options: Mappi
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str:
-    """A few words on which weights are not finite; "" if all are finite."""
+    """Say which weights are not finite, for a message; "" if all are finite."""
     names = [name for name, value in state.items() if isinstance(value, Tensor) and not is_finite(value)]
     return f"{len(names)} of {len(state)} weights hold NaN or infinity, '{names[0]}' first" if names else ""
 
@@ -93,7 +94,7 @@ def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
 
 
 def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
-    """The minimised losses: the step's loss, or all logged values if the module has its own optimizer steps."""
+    """Yield (name, loss): the step's loss or, if the module makes its own optimizer steps, all logged values."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, Tensor):
         yield "the loss", loss
@@ -136,7 +137,7 @@ class WholeCheckpoints(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read with `read_resumed`: code in the file is never run, whatever `weights_only` is."""
+        """Read a checkpoint with `read_resumed`. Code in the file is never run, even if `weights_only` is false."""
         if Path(path).name == HANDED:
             return torch.load(path, map_location="cpu", weights_only=True)
         return read_resumed(path)
@@ -150,9 +151,8 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Weights to begin from: those of a checkpoint, or of a translator's folder. prefix: is put before each name.
-
-    Raises InputError for damaged files.
+    """Read weights to begin training from: those of a checkpoint, or of a translator's folder. prefix: is put before
+    each name of the folder's weights. Raises InputError for damaged files.
     """
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
@@ -203,9 +203,8 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
 
 
 def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint without the list of units in its hyperparameters. A resumed run gets the units from the data; and
-    the command line's parser (jsonargparse 4.53) copies everything for each entry of such a list, which takes
-    minutes."""
+    """Move `units`, the list of tokens, out of the checkpoint's hyperparameters. Otherwise a resumed run's parser
+    (jsonargparse 4.53) copies everything for each token, which takes minutes. The run gets its units from the data."""
     options = dict(checkpoint.get("hyper_parameters") or {})
     if UNITS not in options:
         return checkpoint
@@ -224,7 +223,7 @@ def _lacks(checkpoint: Any) -> str:
 
 
 def _fault(error: Exception, size: int) -> str:
-    """A few words on why a file could not be read. size: the file's bytes."""
+    """Say why a file could not be read, for a message. size: the file's bytes."""
     if isinstance(error, zipfile.BadZipFile):
         return f"it is cut off or another file, {size} bytes long"
     code = re.search(r"GLOBAL (\S+)", str(error))
@@ -234,7 +233,7 @@ def _fault(error: Exception, size: int) -> str:
 
 
 def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the checkpoint to resume from. Raises InputError for a bad one, naming the newest good one."""
+    """Read the checkpoint to resume from. Raises InputError if it is bad, naming the newest good one of its folder."""
     file = check_local(path, "ckpt_path")
     try:
         return read_checkpoint(file, "ckpt_path")
@@ -295,7 +294,8 @@ def _step(path: Path) -> int:
 
 
 def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Path]) -> tuple[M, int]:
-    """Load a training module with the average weights of its checkpoints. Returns it with the last checkpoint's step.
+    """Load a training module with the average weights of its checkpoints. Returns the module, and the training step of
+    the last checkpoint.
 
     build: makes the module from the hyperparameters. Raises InputError for checkpoints of other modules.
     """
@@ -345,19 +345,19 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_counts(**counts: int) -> None:
-    """Raises InputError for a count below 1."""
+    """Raise InputError for a count below 1. counts: named as the options are."""
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
 
 
 def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The tokens, ordered by id: the option `units`, which the command line copies from the data to every model."""
+    """Return the tokens, ordered by id, as the option `units` of models."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def keep_options(module: LightningModule, options: Any) -> None:
-    """Add options with default values to the hyperparameters, so that checkpoints store all options."""
+    """Add the options that a recipe did not set to the hyperparameters, so that checkpoints store all options."""
     for field in fields(options):
         module.hparams.setdefault(field.name, getattr(options, field.name))

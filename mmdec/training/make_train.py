@@ -58,7 +58,7 @@ from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.window_data import SECONDS, WindowData, data_options
 from mmdec.types import InputError
 
-SETTLED = 3.0  # factor by which the learning rate is divided for weights that are already trained
+SETTLED = 3.0  # the learning rate is divided by this if training begins with trained weights
 VISION = 0.15  # share of the time for the phase that trains the encoder alone, when training begins with random weights
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -75,7 +75,7 @@ def fit_whisper(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 
 def next_token_loss(model: Path, recipe: Recipe) -> float:
-    """A checkpoint's or folder's development loss; infinite if its tokens differ from the recipe's."""
+    """Return a checkpoint's or folder's development loss; infinity if its tokens differ from the recipe's."""
     data = WindowData(**data_options(recipe))
     if not model.is_dir():
         return validate(load_whisper_module([model])[0], data)["dev/next"]
@@ -89,7 +89,7 @@ def next_token_loss(model: Path, recipe: Recipe) -> float:
 
 
 def started(recipe: Recipe, model: Path, shape: type[Any]) -> Recipe:
-    """The recipe's module options, changed so that training begins from this model."""
+    """Return the recipe's module options, changed so that training begins from this model."""
     options = {**recipe["model"]["init_args"], "start": str(model)}
     sizes = options.pop("shape", None)
     return {**options, "shape": None if sizes is None else shape(**sizes)}
@@ -136,7 +136,7 @@ def fit_heads(data: Recipe, model: Recipe, start: Path | None, seconds: float) -
 
 
 def tokens_per_tree(heads: Path, recipe: Recipe) -> float:
-    """Tokens per round of tree drafts by these heads for the recipe's model, on the development split."""
+    """Measure the tokens per round of these heads with trees, for the recipe's model, on the development split."""
     data = HeadData(**data_options(recipe))
     shape = load_heads(heads, data.whisper.model).heads.config
     model = {**recipe["model"]["init_args"], "kind": shape.kind, "heads": shape.heads, "start": str(heads)}
@@ -144,7 +144,7 @@ def tokens_per_tree(heads: Path, recipe: Recipe) -> float:
 
 
 def fits_whisper(base: str) -> bool:
-    """Whether heads were trained for exactly this model."""
+    """Whether heads with this `base`, a model's fingerprint, were trained for the current Whisper."""
     model = load_whisper(start_model(WHISPER.model), "cpu").model
     return base == fingerprint(model)
 
@@ -185,7 +185,7 @@ def fit_vlm(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> 
 
 
 def keep_tokenizer(start: Path, folder: Path) -> None:
-    """Copy the tokenizer of the start model; without one, training learns a tokenizer."""
+    """Copy the start model's tokenizer into `folder` if that has none, so that training does not learn another one."""
     if not (folder / TOKENIZER[0]).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         for name in TOKENIZER:
@@ -235,7 +235,7 @@ def fit_drafter(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 
 def tokens_per_chain(drafter: Path, recipe: Recipe) -> float:
-    """Tokens per round of chain drafts by this drafter for the recipe's model, on the development split."""
+    """Measure the tokens per round of this drafter with chains, for the recipe's model, on the development split."""
     model = {**recipe["model"]["init_args"], "start": str(drafter), "decoded": 0}
     return validate(EagleModule(**model), draft_data(recipe))["dev/chain"]
 
@@ -271,7 +271,7 @@ RECIPES = Path("recipes")
 
 @dataclass(frozen=True)
 class Wish:
-    """The part of a `System` that the time planning needs, also for systems with several stages."""
+    """A system as `main` needs it to plan the time. It may have several stages; systems of one stage use `System`."""
 
     name: str
     share: float  # share of the time if all systems are trained
@@ -296,9 +296,9 @@ def main(
 ) -> list[Outcome]:
     """Train the systems one after the other, and print and return the outcome of each.
 
-    Building a missing corpus does not count towards `minutes`, which begin at `begun` by the clock `now`. `fresh`
-    trains from random weights. SIGTERM raises SystemExit after the current checkpoint is written. Raises InputError
-    outside a checkout, and if another `make train` works in runs/.
+    minutes: time limit without the building of missing corpora, from `begun` on by the clock `now`. fresh: begin with
+    random weights. SIGTERM raises SystemExit after the current checkpoint is written. Raises InputError outside a
+    checkout, and if another `make train` works in runs/.
     """
     if not minutes > 0:
         raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")

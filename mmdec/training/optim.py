@@ -1,7 +1,7 @@
-"""Optimizers, learning-rate schedules, and several processes that train as one with a larger batch.
+"""Optimizers, learning-rate schedules, and data-parallel training.
 
-Each process takes its rows of every batch. DDP and FSDP average the processes' gradients; `token_weight` weighs a mean
-loss by its number of tokens.
+Each process takes its rows of every batch. DDP and FSDP average the processes' gradients. With `token_weight`, every
+token then counts alike, as if one process had the whole batch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
-    """Seed all generators from a step's number: a resumed step draws the numbers of an uninterrupted one. Each process,
-    `rank`, draws its own."""
+    """Seed all generators from a step's number, so that a resumed run draws the same numbers as an uninterrupted one.
+    Each process `rank` draws others."""
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
 
@@ -97,8 +97,8 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def _step_matrices(self) -> None:
-        """Muon's update for all matrices of one shape at once, in a dtype in which the processor is fast. torch's Muon
-        updates them one by one in bfloat16, which is 16 times slower than float32 without AVX-512."""
+        """Update all matrices of one shape at once, in a dtype in which the processor is fast. torch's own Muon updates
+        them one by one in bfloat16, which without AVX-512 is 16 times slower than float32."""
         for group in self.muon.param_groups:
             orthogonalize = partial(
                 orthogonal, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
@@ -164,9 +164,9 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
 class Schedule:
     """The learning rate at a step, as a share of its peak, after a linear warm-up.
 
-    "inverse-sqrt": falls as 1/sqrt(step) (the paper's). "trapezoid": constant, then linear to zero from step
-    `decay_from` over `decay_steps`; such a run can be extended before its decay. "cosine": falls to zero over
-    `decay_steps` from the end of the warm-up.
+    "inverse-sqrt": falls as 1/sqrt(step). "trapezoid": constant, then from step `decay_from` linear to zero within
+    `decay_steps`; such a run can be extended before its decay. "cosine": falls to zero over `decay_steps` from the end
+    of the warm-up.
     """
 
     kind: Literal["inverse-sqrt", "trapezoid", "cosine"] = "inverse-sqrt"
@@ -186,7 +186,7 @@ class Schedule:
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))
 
     def ending(self, step: int, end: int) -> Schedule:
-        """A trapezoid with this schedule's value at `step` that falls linearly to zero at step `end`."""
+        """Return a trapezoid that has this schedule's value at `step` and falls linearly to zero at step `end`."""
         flat = self.decay_from is None or step <= self.decay_from
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
@@ -199,17 +199,17 @@ T = TypeVar("T")
 
 
 def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[T]]:
-    """The rows of every batch that process `rank` of `world` takes. All leave out a batch with fewer rows than
-    processes."""
+    """Return the rows of every batch that process `rank` of `world` takes. Batches with fewer rows than processes are
+    left out in all processes."""
     return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
 
 
 def token_weight(count: Tensor) -> Tensor:
-    """The factor on this process's mean loss over `count` tokens, so that the processes' average is the mean over all
-    of their tokens: count / (the mean count of all processes).
+    """Return the factor on this process's mean loss over `count` tokens, with which the average over processes is the
+    mean over all tokens: count / (the mean count of all processes).
 
-    count: any shape, several counts at once; the same shape in every process. Returns the factors, 1 in a lone process
-        and without gradients: validation may have a batch in one process that no other has.
+    count: one or several counts, of any shape, which is the same in every process. The factor is 1 in a single process,
+        and without gradients, because in validation one process may have a batch that no other has.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.is_grad_enabled()):
         return torch.ones_like(count, dtype=torch.float32)

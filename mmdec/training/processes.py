@@ -1,7 +1,7 @@
 """Child processes that end with their parent, and a lock for a folder.
 
-If a parent is killed, its children go on running. On Linux the kernel ends them (PR_SET_PDEATHSIG); on every system
-they also check their parent every second.
+If a parent is killed, its children normally go on running. Here, on Linux, they ask the kernel to end them then
+(PR_SET_PDEATHSIG), and on every system they also check every second whether the parent lives.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process when its parent ends. The child calls it first of all.
+    """End this process when its parent ends. The child process calls this first of all.
 
-    parent: the pid that the parent gave, since it may have ended already; None: the current parent.
+    parent: the pid that the parent passed to the child, because the parent may have ended already; None: the current
+        parent's.
     """
     expected = os.getppid() if parent is None else parent
     if sys.platform == "linux":
@@ -42,12 +43,13 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def started_here() -> dict[str, str]:
-    """The environment for a child that shall end with this process; the child must call `end_as_told`."""
+    """Return environment variables for a child that shall end with this process. The child must call `end_as_told`."""
     return {WATCHED: str(os.getpid())}
 
 
 def end_as_told() -> None:
-    """Call `end_with_parent` if the environment names a parent; children of this process then end with it in turn."""
+    """Call `end_with_parent` if the environment names a parent, see `started_here`. This process's own children then
+    watch this process."""
     parent = os.environ.get(WATCHED)
     if parent is None:
         return
@@ -69,8 +71,8 @@ def _end() -> None:
 def only_one(folder: Path, what: str) -> Iterator[None]:
     """Lock `folder` for this process, until the block or the process ends.
 
-    It is a system lock on `folder`/.lock. This empty file remains, like .owner, which names the holder. Raises:
-    InputError if another process, or another call in this one, holds the lock.
+    The system locks the empty file `folder`/.lock. Beside it, .owner names the holder. Both files remain. what: the
+    work, for messages. Raises InputError if another process, or another call in this one, holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / ".lock"), folder / ".owner"
@@ -90,9 +92,9 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def sigterm_exits() -> Iterator[None]:
-    """In the block, the first SIGTERM raises SystemExit with `TERMINATED`, so that blocks are left in order.
+    """A context in which SIGTERM raises SystemExit with `TERMINATED`, so that `finally` blocks run.
 
-    This only works in the main thread; elsewhere nothing changes.
+    This only works in the main thread; in other threads nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

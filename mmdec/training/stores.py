@@ -1,4 +1,4 @@
-"""Stores on disk for results that are used again: token lists and decoder states of windows.
+"""Stores on disk for results that are used again: lists of tokens, decoder states, and frames of sounds.
 
 Each process appends to its own files, `{rank}.jsonl`, and reads the files of all processes. A process may be killed at
 any moment: an incomplete last line is ignored.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class JsonLines:
-    """The .jsonl files of a folder. It reads all of them, and writes this process's file."""
+    """Reads all .jsonl files of a folder, and appends to the file of process `rank`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,10 @@ class JsonLines:
 
 @final
 class TokenStore:
-    """Token lists by name."""
+    """Stores lists of tokens by name."""
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
-        """folder: None keeps them in memory only."""
+        """folder: None: keep the lists in memory only."""
         self.lines = None if folder is None else JsonLines(folder, rank)
         self.tokens: dict[str, list[int]] = {}
         for _, (name, tokens) in () if self.lines is None else self.lines.read():
@@ -55,7 +55,7 @@ class TokenStore:
         return self.tokens.get(name)
 
     def add(self, tokens: Mapping[str, list[int]]) -> None:
-        """Store these lists, and write them at once."""
+        """Store these lists, also on disk at once."""
         self.tokens |= tokens
         if self.lines is not None and tokens:
             self.lines.append(*(json.dumps([name, ids]) for name, ids in tokens.items()))
@@ -63,7 +63,7 @@ class TokenStore:
 
 @final
 class StateStore:
-    """Stores by name: a text's tokens (n,), EOS included, and the decoder states (n, H) that predict each of them.
+    """Stores tokens (n,) and states (n, H) by name, such as a text and the decoder states that predict its tokens.
 
     States are in `{rank}.f16` in half precision and are read through memory maps. Training code must round newly
     computed states to half precision, too: then a resumed run computes the same numbers.
@@ -89,7 +89,7 @@ class StateStore:
         return self.index.keys()
 
     def get(self, name: str) -> tuple[list[int], Tensor]:
-        """Tokens (n,) and states (n, H), float32."""
+        """Return tokens (n,) and states (n, H), float32."""
         path, begin, tokens = self.index[name]
         count = len(tokens) * self.width
         if not count:
@@ -111,7 +111,7 @@ class StateStore:
 
 @final
 class FrameStore:
-    """Stores by name the frames (n, D) of a sound, such as an encoder's states, in the way of `StateStore`."""
+    """Stores the frames (n, D) of sounds by name, such as an encoder's states, in files like those of `StateStore`."""
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
         """width: D. Frames that are missing at the end of a truncated file are ignored."""
@@ -130,7 +130,7 @@ class FrameStore:
         return self.index[name][2]
 
     def get(self, name: str) -> Tensor:
-        """(n, D), float32."""
+        """Return the frames (n, D) of a sound, float32."""
         path, begin, count = self.index[name]
         frames = np.memmap(path, np.float16, "r", begin, (count, self.width))
         return torch.from_numpy(frames.astype(np.float32))

@@ -1,7 +1,7 @@
 """Training with a time limit, for all systems of `make train`: the remaining time, stages, their processes and results.
 
-Everything is written to runs/. If a model there scored better than the one that its training started from, the next run
-starts from it, and `mmdec promote` may copy it to models/.
+Everything is written to runs/. If a model there scored better than the model that its training began from, the next run
+begins from the better one, and `mmdec promote` may copy it to models/.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ LEAST = 20.0  # seconds: a stage with less time is not started
 EXPORT = 4.0  # the most seconds that writing a model takes
 COMPARED = "compared"  # in a run's provenance.json: the values of an Outcome
 
-Runner = Callable[..., None]  # runs a module of this package, with arguments, in another process
+Runner = Callable[..., None]  # runs a Python module with arguments in another process, as `run` does
 Recipe = dict[str, Any]  # LightningCLI's configuration
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """The time until `end`, in seconds since 1970, by the clock `now`."""
+    """A time limit: it ends at `end`, in seconds since 1970, by the clock `now`."""
 
     end: float
     now: Callable[[], float] = time.time
@@ -56,11 +56,11 @@ class Allowance:
         return Allowance(self.now() + self.left * share, self.now)
 
     def less(self, seconds: float) -> Allowance:
-        """An allowance that ends so many seconds earlier."""
+        """An allowance that ends `seconds` earlier."""
         return Allowance(self.end - seconds, self.now)
 
     def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:
-        """Run some work. Returns its result and the seconds that it took."""
+        """Call `work`. Returns its result and the seconds that it took."""
         begun = self.now()
         return work(), self.now() - begun
 
@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TimedStage:
-    """One recipe, adapted to its share of the time."""
+    """A part of a system's training: one recipe, adapted to its share of the time."""
 
     name: str
     share: float  # relative to the time of all stages
@@ -111,10 +111,11 @@ def train_stages(
     time: Allowance,
     runner: Runner,
 ) -> Outcome:
-    """Score the old model, then train stage by stage until `time`, which includes both scores and the export.
+    """Score the old model, train stage by stage, then score and write the new model. All of this ends at `time`.
 
-    score_before: scores the model to compare with; None if there is none. score_seconds: expected duration of a score,
-        if none was measured. export: called with the last stage's recipe and the old score.
+    score_before: scores the old model; None if there is none. score_seconds: seconds to reserve for scoring the new
+        model if there is no old model, whose scoring shows the time. export: scores and writes the new model; called
+        with the last stage's recipe and the old score.
     """
     before, reserved = None, score_seconds
     if score_before is not None:
@@ -133,18 +134,19 @@ def train_stages(
 
 @dataclass(frozen=True)
 class System:
-    """One model, or a part of one, that is trained in one stage.
+    """A model, or a part of a model such as a drafter, that is trained in one stage.
 
     share: share of the time if all systems are trained. least: with fewer seconds, the system is skipped.
     needs: files that the corpus must have. builder, programs: script that builds the corpus, and the programs that it
         needs.
-    untrained: end of the sentence on why it cannot be trained. new: what a run without earlier weights begins from.
+    untrained: words for messages: what is not trained. new: words for the log: what a run without earlier weights
+        begins from.
     kept: names of options that a resumed run keeps. size: name of the batch size option.
     fit: adapts the data and model options to a start model, if any, and to a number of seconds.
-    score: scores a checkpoint or a folder on the development split. comparison: seconds reserved for a score, if none
-        was measured before.
-    export: writes the folder of a whole model. part: for a part, its folder inside the model's folder. fits: whether a
-        checkpoint's `base` is the model.
+    score: scores a checkpoint or a folder on the development split. comparison: seconds to reserve for scoring the new
+        model if there is no old model, whose scoring shows the time.
+    export: writes the folder of a whole model. part: for a part, its folder inside the model's folder. fits: for a
+        part, whether it was trained for the current model, by the `base` in its checkpoint.
     """
 
     name: str
@@ -173,8 +175,8 @@ class System:
     fits: Callable[[str], bool] | None = None
 
     def missing(self) -> str:
-        """Build the corpus of a whole model if it is missing; an interrupted build is resumed. Returns why training is
-        impossible, or ""."""
+        """Build the corpus if it is missing; an interrupted build is resumed. A part's corpus is its model's and is not
+        built. Returns why training is impossible, or ""."""
         base = start_model(self.model)
         if self.part and not (base / "model.safetensors").is_file():
             return f"{base} is missing: {self.untrained}."
@@ -194,14 +196,13 @@ class System:
         return ""
 
     def earlier(self) -> Path | None:
-        """The model or part to train further: an earlier run's if that was an improvement, else the shipped one."""
+        """The folder of the model or part to train further, see `start_model`; None if there is none."""
         folder = start_model(self.model) / self.part
         return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
 
     def train(self, time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-        """Train until `time`, both scores included, and export to runs/; a part is exported only if it is better.
-
-        An interrupted run is resumed. `fresh` renames it instead, and begins with random weights.
+        """Train until `time`, which includes scoring the old and the new model, and export to runs/. A part is exported
+        only if it is better. An interrupted run is resumed; `fresh` renames its folder and begins with random weights.
         """
         if fresh:
             set_run_aside(self.run)
@@ -219,9 +220,10 @@ class System:
         return train_stages(self.name, score, self.comparison, [stage], self.judged, time, runner)
 
     def begin(self) -> bool:
-        """Whether an interrupted run can be resumed. If not, its folder is renamed (of a part: emptied)."""
+        """Return whether there is an interrupted run to resume. If not, make room for a new run: rename the run's
+        folder, or delete a part's checkpoints in it."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
-        scheduled = (self.run / "schedule.yaml").is_file()  # else it was started by hand, or not at all
+        scheduled = (self.run / "schedule.yaml").is_file()  # else a user started the run by hand, or there is none
         if scheduled and not finished.is_file():
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
@@ -235,7 +237,7 @@ class System:
         return False
 
     def configuration(self, time: Allowance, resumed: bool, fresh: bool) -> Recipe:
-        """The recipe, adapted to the time and the machine."""
+        """Return the recipe, adapted to the time and the machine."""
         recipe = read_recipe(self.recipe)
         trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
         if self.part:
@@ -257,7 +259,7 @@ class System:
         return recipe
 
     def judged(self, recipe: Recipe, before: float | None) -> Outcome:
-        """Write the trained model to runs/ with its scores; a part, if it is better, into a copy of its model."""
+        """Score the trained model and write it to runs/. A part is written into a copy of its model if it is better."""
         made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
         after = self.score(made, recipe)
         better = before is None or (after < before if self.lower else after > before)
@@ -298,13 +300,13 @@ def better_run(run: Path) -> bool:
 
 
 def run_folder(name: str, better: bool) -> Path:
-    """The folder in runs/ for a model. A worse model gets another name, so that it does not replace a better one."""
+    """The folder in runs/ for a model. A model that is not better gets another name if a better one is there."""
     run = RUNS / name
     return RUNS / f"{name}-not-better" if better_run(run) and not better else run
 
 
 def write_outcome(outcome: Outcome) -> Outcome:
-    """Write an outcome into the run's provenance, and return it."""
+    """Add an outcome to provenance.json in its folder, and return the outcome."""
     assert outcome.folder is not None
     path = outcome.folder / "provenance.json"
     provenance = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -314,7 +316,7 @@ def write_outcome(outcome: Outcome) -> Outcome:
 
 
 def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
-    """Add a time limit to a recipe, and show a progress bar instead of lines."""
+    """Add a time limit to a recipe, and replace its lines of progress by a bar. deadline: options of `Deadline`."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
     bar = {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": stage, "at": at}}
@@ -332,8 +334,8 @@ def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
 
 
 def epoch_steps(seconds: float, each: float, written: int) -> int:
-    """Number of steps in an epoch, so that about ten epochs fit in `seconds` at `each` seconds a step: a run can only
-    end after an epoch. written: the recipe's number, the maximum."""
+    """Return a number of steps in an epoch with which about ten epochs fit in `seconds`: a run can only end after an
+    epoch. each: seconds of a step. written: the recipe's number of steps, which is the maximum."""
     return min(max(int(seconds / 10 / each), 2), written)
 
 
@@ -355,7 +357,7 @@ def set_run_aside(folder: Path) -> None:
 
 
 def run(module: str, *arguments: str) -> None:
-    """Run a module in another Python process, which ends with this one; on SIGTERM it writes a checkpoint."""
+    """Run a module in a child process, which ends with this process. On SIGTERM the child first writes a checkpoint."""
     threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes train with averaged gradients
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
     with subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment) as child:
@@ -381,7 +383,7 @@ def run_builder(builder: Path, out: Path) -> int:
 
 
 def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
-    """The values that a module logs on its development split, in one process, with nothing written or printed."""
+    """Run a module's validation in one process, without writing or printing. Returns the values that it logs."""
     with lightning_says(logging.ERROR), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need no workers
         trainer = Trainer(
