@@ -337,8 +337,8 @@ def advice(folder: Path) -> str:
 
 
 def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> list[str]:
-    """Choose systems from (name, share, least) so that each one's share of `seconds` is at least `least`. The last
-    systems are dropped first; the first one always stays."""
+    """Choose systems from (name, share, least) so that each system's share of `seconds` is at least its `least`. The
+    last systems are dropped first; the first system always stays."""
     fitting = list(wishes)
     while len(fitting) > 1:
         total = sum(share for _, share, _ in fitting)

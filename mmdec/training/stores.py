@@ -24,7 +24,7 @@ class JsonLines:
         self.folder, self.file = folder, folder / f"{rank}.jsonl"
 
     def read(self) -> Iterator[tuple[Path, Any]]:
-        """The value of each complete line, with its file."""
+        """Yield (file, value) of each complete line."""
         for path in sorted(self.folder.glob("*.jsonl")):
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:

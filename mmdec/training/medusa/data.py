@@ -340,7 +340,7 @@ class HeadData(LightningDataModule):
         return copy.deepcopy(self.whisper.model)
 
     def prepare_data(self) -> None:
-        """Read all durations, in one process only."""
+        """Read the durations of all recordings, in one process only."""
         self.kept.mkdir(parents=True, exist_ok=True)
         for split in self.rows:
             self.seconds(split)

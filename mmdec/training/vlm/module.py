@@ -85,7 +85,8 @@ class VlmOptions:
 
 
 class VlmModule(LightningModule):
-    """L = L_answers + cell_weight L_cells + guide_weight L_guide; in the first `vision_steps` steps L_cells alone.
+    """Trains the model with the loss L_answers + cell_weight L_cells + guide_weight L_guide; in the first
+    `vision_steps` steps with L_cells alone.
 
     L_cells: what each cell of each image patch shows. L_guide trains layers `guided` of the language model to read:
     their first head shall attend to the patch with the printed character that comes next in the answer, and the middle

@@ -141,11 +141,11 @@ class WhisperOptions:
 
 
 class WhisperModule(LightningModule):
-    """L = L_next + ctc_weight L_CTC + ahead_weight mean_k 0.8^k L_(k further) + guide_weight L_guide.
+    """Trains a small Whisper with the loss L_next + ctc_weight L_CTC + ahead_weight L_ahead + guide_weight L_guide.
 
-    L_guide trains the cross-attention heads `guided`, (layer, head) pairs, to attend within `guide_seconds` of the time
-    when the next token is spoken. The decoder then learns early where to look, and word timestamps use these heads
-    later.
+    L_ahead: mean over heads k of 0.8^k times the loss of the k-th token after the next one. L_guide trains the
+    cross-attention heads `guided`, (layer, head) pairs, to attend within `guide_seconds` of the time when the next
+    token is spoken. The decoder then learns early where to look, and word timestamps later use these heads.
 
     units: the tokens, ordered by id. options: fields of `WhisperOptions`. All randomness of a step follows from (seed,
         epoch, step).

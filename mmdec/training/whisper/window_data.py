@@ -343,7 +343,7 @@ class WindowData(LightningDataModule):
         return token_list(self.tokenizer)
 
     def prepare_data(self) -> None:
-        """Read all durations, in one process only."""
+        """Read the durations of all recordings, in one process only."""
         self._seconds()
 
     def _seconds(self) -> list[list[float]]:
