@@ -69,7 +69,7 @@ from mmdec.types import InputError
 def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
     """The transcripts of a split as examples: recordings, clean and with noise, and nonsense.
 
-    Without `--other` the model is taken for one that knows all languages: none of them is nonsense.
+    Without `--other` the model is assumed to know all languages, so that no speech is nonsense.
     """
     own = [(row.path, (row.text,)) for row in evenly_spaced(read_utterances(options.corpus, split), options.count)]
     if options.other is None:
@@ -99,8 +99,8 @@ def seeing_model(name: str | None, corpus: Path) -> LoadedVlm:
 
 
 def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """The answers of a split as examples: all tasks in turn. Every third question is about an empty picture or one of
-    another style: a folder of `--other`. Styles differ between the splits, so that the test's are new to the fit."""
+    """The answers of a split as examples: one random question of each conversation. Every third question is about an
+    empty picture or a picture in another style, from `--other`. The test's styles are new to the fit."""
     vlm = seeing_model(options.model, options.corpus)
     draw = np.random.default_rng(SEEDS[split])
     others = _others(options.other / split, draw)
@@ -143,8 +143,8 @@ RIDGE = 1e-3  # keeps weights finite if sentences and nonsense can be separated 
 
 
 def fit(examples: Sequence[Example]) -> Calibration:
-    """Fit the logistic curve: the least cross-entropy with the shares that are right. Also record the typical
-    evidence."""
+    """Fit the logistic curve of confidence by the least cross-entropy with `right` of the examples. Also record the
+    typical evidence."""
     examples = [example for example in examples if example.evidence]
     names = sorted(examples[0].evidence)
     inputs = torch.tensor([[example.evidence[name] for name in names] for example in examples], dtype=torch.float64)
@@ -179,7 +179,7 @@ def calibration_error(confidences: Sequence[float], right: Sequence[float]) -> f
 
 
 def roc_area(above: Sequence[float], below: Sequence[float]) -> float:
-    """The chance that one of `above` exceeds one of `below`; equal ones count half."""
+    """The probability that a value of `above` exceeds a value of `below`; equal values count half."""
     a, b = np.asarray(above)[:, None], np.asarray(below)[None]
     return float((a > b).mean() + 0.5 * (a == b).mean())
 
@@ -217,8 +217,8 @@ def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, 
 
 
 def above(said: Sequence[float], examples: Sequence[Example]) -> dict[str, Any]:
-    """Two shares with a confidence above `SURE`: wrong outputs among all inputs, and confident ones among the right
-    outputs."""
+    """Two shares. An output is confident if its confidence is above `SURE`. Confident wrong outputs among all outputs;
+    confident outputs among the right outputs."""
     pairs = list(zip(said, examples, strict=True))
     wrong = [example.kind for value, example in pairs if value > SURE and example.right == 0]
     right = [value > SURE for value, example in pairs if example.right == 1]
@@ -290,7 +290,7 @@ TASKS: dict[
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--model", help="a shipped name or a folder; default: the shipped one")

@@ -1,7 +1,7 @@
 """The conventions in which a drafter may be read wrongly, and the readings that the doctor tries.
 
-A folder says how it is to be read by its config.json and by its tensors' names; engines differ, and what is not said is
-guessed. Each `Variant` changes one convention of a `Reader`, and says how to write the change down.
+The config.json and the tensors' names in a folder say how to run its network. Engines read them differently, and guess
+what they do not say. Each `Variant` changes one convention of a `Reader`, and says how to change the folder likewise.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mmdec.hub.published import SCALED_ROPE
 from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
 
-BASE = 10000.0  # of rotations, where a config names none
-FACTORS = (2.0, 4.0)  # of rotations that are scaled linearly
+BASE = 10000.0  # base of rotary positions if a config names none
+FACTORS = (2.0, 4.0)  # factors to try for linearly scaled rotary positions
 OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"
 CONVERT = "Convert the folder with `mmdec convert drafter`. "
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """How a folder is mended. config: dotted keys of config.json with the values to set. text: what else to do."""
+    """How to mend a folder. config: the values to set, by dotted key of config.json. text: what else to do."""
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     text: str = ""
@@ -52,12 +52,12 @@ class Variant:
     reader: Reader
     remedy: Remedy
     depth: int = 1
-    tries: int = 1  # readings among which this one was the best
+    tries: int = 1  # number of readings that a search tried to find this one
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A drafter's folder, as far as remedies depend on it."""
+    """The facts about a drafter's folder on which remedies depend."""
 
     path: Path
     described: Mapping[str, Any]  # config.json
@@ -75,7 +75,8 @@ class Folder:
         return SPECULATORS if "speculators_model_type" in self.described else FLAT
 
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
-        """A remedy that sets these fields of config.json. published: None if published folders have no key for it."""
+        """A remedy that sets fields of config.json. own: the fields in mmdec's layout. published: the same in other
+        layouts; None if they have no key for them."""
         if self.layout == OWN:
             return Remedy(own)
         if published is not None:
@@ -108,14 +109,14 @@ class Folder:
         return inner if self.value(inner) else self.key("rope_theta")
 
     def tensor(self, names: tuple[str, ...]) -> Tensor | None:
-        """The first of these tensors that the folder holds, in float32."""
+        """The first of these tensors that the folder holds, in float32; None if it holds none."""
         held = next((name for name in names if name in self.names), None)
         return None if held is None else read_tensors(self.path, "drafter")[held].float()
 
 
 def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
-    """A network with another configuration that shares the weights. tensors: weights that replace those of the network,
-    or that only the new configuration has."""
+    """A network with another configuration that shares the weights. tensors: weights that replace the network's, or
+    that only the new configuration has."""
     with torch.device("meta"):
         changed = type(network)(replace(network.config, **changes))
     state = {**network.state_dict(), **(tensors or {})}
@@ -124,7 +125,7 @@ def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, 
 
 
 def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
-    """Every reading with one convention changed. model: the target. pictures: whether the texts have any."""
+    """Yield every reading that changes one convention. model: the target. pictures: whether the texts have any."""
     target: Any = model.config.get_text_config(decoder=True)
     yield from _layers(reader, folder, target.num_hidden_layers)
     yield from _flags(reader, folder)
@@ -135,8 +136,8 @@ def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: b
 
 
 def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
-    """The layers that published rules give instead of those that are read, with the rules' names. depth: the target's
-    number of layers."""
+    """Map the layers that published rules give to the rules' names, without the layers that the reader reads now.
+    depth: the target's number of layers."""
     layers = reader.layers
     found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
     if len(layers) == 3:
@@ -156,7 +157,7 @@ def other_layers(
 
 
 def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
-    """The layers that are read, and whether the last one's features have passed the final norm."""
+    """Variants of the layers that are read, and of whether the last layer's features have passed the final norm."""
     layers, last = reader.layers, depth - 1
     if min(layers) >= 0:
         for ids, name in layer_rules(reader, depth).items():
@@ -198,7 +199,7 @@ def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Norms that need weights: one of the folder's is left out, or one that it lacks is tried with weights of one."""
+    """Variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights 1."""
     network, config = reader.network, reader.network.config
     size = config.hidden_size
     three = isinstance(config, Eagle3Config)
@@ -214,11 +215,11 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
     held = [flag for flag in names if getattr(config, flag)]
     for flag, tensors in names.items():
         listed = ", ".join(f"`{name}`" for name in tensors)
-        key = flag if three or folder.layout == OWN else ""  # in published EAGLE-1 and -2 the tensor alone says it
+        key = flag if three or folder.layout == OWN else ""  # published EAGLE-1 and -2 have no key, only the tensor
         if flag in held:
             said = Remedy({key: False} if key else {}, f"Leave {listed} out of the folder's tensors.")
             yield Variant("norms", f"norm of {where[flag]}", "none", _with(reader, **{flag: False}), said)
-        elif not (three and held):  # the two exclude each other
+        elif not (three and held):  # EAGLE-3 has at most one of its two norms
             weight = next(network.parameters())
             ones = {
                 name: torch.ones(count, dtype=weight.dtype, device=weight.device) for name, count in tensors.items()
@@ -324,7 +325,7 @@ def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
 
 
 def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Iterator[Variant]:
-    """Which tokens and features meet in a column, and what a picture's columns are."""
+    """Variants of which token and which features a column reads, and of how the columns of pictures are read."""
     text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
     for late, name in (
         ("tokens", "token t and the features of token t"),

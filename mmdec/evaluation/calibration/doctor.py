@@ -1,13 +1,13 @@
-"""The drafter doctor: is a drafter read as it was trained, what does it cost if not, and what would it draft?
+"""The drafter doctor: is a drafter run as in its training, what does it lose if not, and how long are its drafts?
 
-A drafter that is read in another convention than that of its training drafts worse, and no output shows it: the text is
-the model's own anyway. `examine` measures the share of first tokens that are accepted, on the model's own greedy text,
-as the folder is read, and with each convention changed. What gains measurably is named, with the change that mends the
-folder. Mends are found one after another: each is measured on top of those before it.
+A convention is a choice that a folder may leave open, such as the layers to read. A drafter that is run in another one
+than in training drafts worse, and no output shows it: the text stays the target's. `examine` measures the share of
+first drafted tokens that are accepted on the target's greedy text, as the folder is read and with each convention
+changed. A change that gains measurably is a finding; each next finding is measured with the earlier changes applied.
 
-The gain of a change is paired over the same places. Its interval is that of a ratio of sums over texts (blocks of
-`BLOCK` places where there are few texts), with Student's t. A change is named if its gain is at least `LEAST_GAIN` and
-its interval, at 95 % over all changes together (Bonferroni; `searches.py` counts all that it tried), lies above zero.
+A gain is the mean difference at the same places. Its interval is that of a ratio of sums over texts (over blocks of
+`BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`, and its interval, at
+95 % for all changes together (Bonferroni; every reading that `searches.py` tried counts), lies above zero.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from mmdec.targets.registry import target_of
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, InputError, Needs, Plan
 
-TOKENS = 128  # maximum of an answer
+TOKENS = 128  # the most tokens of an answer
 CHAINS = range(1, 8)
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
 LEAST_GAIN, MOST_MENDS = 0.01, 4
-FEW, BLOCK = 10, 32  # texts, and places of a block
+FEW, BLOCK = 10, 32  # with fewer texts than FEW, they are cut into blocks of BLOCK places
 MOST_PAIRS = 16  # prompts that are answered with the chat template and without
 TEMPLATE = "chat template"
-STRATA = 5  # bins of the target's confidence, for texts that differ
+STRATA = 5  # bins of the target's confidence, in which places of different texts are compared
 OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
 
 
@@ -71,9 +71,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Tried:
-    """One convention changed. before, after: acceptance of the token at `depth`; gain: their difference, paired.
+    """What one changed convention gains. before, after: share of tokens at `depth` accepted; gain: the difference.
 
-    verdict: "off": the change gains, the folder is to be mended; "worse": it costs; else "no measurable effect".
+    verdict: "off": the change gains, so mend the folder; "worse": the change loses; else "no measurable effect".
     """
 
     convention: str
@@ -89,7 +89,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Tokens a round, bonus included, with drafts of this size. mended: None where nothing is off."""
+    """Tokens a round, bonus included, with drafts of this size. mended: after the mends; None if there are none."""
 
     nodes: int
     depth: int
@@ -98,13 +98,13 @@ class Rounds:
 
     @property
     def name(self) -> str:
-        """ "chain of 3", "tree of 16, 5 deep"."""
+        """Such as "chain of 3" or "tree of 16, 5 deep"."""
         return f"chain of {self.nodes}" if self.nodes <= self.depth else f"tree of {self.nodes}, {self.depth} deep"
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What the doctor found. acceptance: share of first tokens accepted now; mended: after all of `findings`."""
+    """What the doctor found. acceptance: share of first tokens accepted; mended: the same with `findings` mended."""
 
     drafter: str
     system: str
@@ -118,7 +118,7 @@ class Examination:
     mended: Share | None
     findings: list[Tried]
     conventions: list[Tried]  # what was tried and is not off, measured after the mends
-    depths: list[float]  # acceptance of token k, from 1, of chains whose earlier tokens were accepted; after the mends
+    depths: list[float]  # share of k-th tokens accepted, k from 1, if the chain's earlier tokens were; after the mends
     rounds: list[Rounds]
     notes: list[str]
     measured_on: dict[str, Any]
@@ -141,7 +141,7 @@ def examine(
 
     drafter: its folder, name or hub id, as for `load_drafter`. model: the loaded target.
     prompts: what the target answers.
-    template: whether prompts go through the chat template, if the model has one. tokens: an answer's maximum.
+    template: whether prompts go through the chat template, if the model has one. tokens: the most in an answer.
     log: receives lines of progress.
     Returns: the `Examination`.
     Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
@@ -236,7 +236,7 @@ class _Network:
         self.reader, self.folder, self.model = reader, folder, model
 
     def layers(self, columns: int) -> set[int]:
-        """The layers to record in so many columns: the network's, those of all variants, and those to search."""
+        """The target's layers to record: the network's, all variants', and those to search if `columns` allow it."""
         tried = variants(self.reader, self.folder, self.model.model, True)
         every = searches.searchable(self.model.model, columns)
         return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers), *every}
@@ -246,7 +246,7 @@ class _Network:
     ) -> Examination:
         """Try the conventions one by one, mend what is off, and count tokens a round before and after.
 
-        pairs: texts of the same prompts with the chat template as it is, and the other way.
+        pairs: two texts for a prompt, one with and one without the chat template; first as `examine` was told.
         """
         pictures = any(_pictured(text) for text in texts)
         findings, tried, reader = find_mends(self.reader, self.folder, self.model.model, texts)
@@ -274,7 +274,7 @@ class _Network:
 
     def _template(self, reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
         """Acceptance with the chat template and without it. The texts differ, so places are compared with places where
-        the model is as sure of its token."""
+        the target is equally sure of its token."""
         sides = [list(side) for side in zip(*pairs, strict=True)]
         right = [_first(reader, side) for side in sides]
         sure = [[confidences(reader, text) for text in side] for side in sides]
@@ -316,7 +316,7 @@ def find_mends(
 
     reader: the network as its folder is read. folder: where it lies. model: the target. texts: the target's; only
         layers that they hold are tried.
-    Returns: what is off, in the order of mending; the other conventions on top of the mends; the mended reader.
+    Returns: what is off, in the order of mending; the other conventions, with the mends; the mended reader.
     """
     findings, done, given = list[Tried](), set[str](), reader
     pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
@@ -333,7 +333,7 @@ def find_mends(
         best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
         if best is None or best.verdict != OFF or len(done) == MOST_MENDS:
             lost = _lost_head(given, texts) if _lost_head(reader, texts) else None
-            # what else gains beside a head that is lost says nothing
+            # with a lost head, the gains of other changes mean nothing
             return ([lost], [], given) if lost else (findings, rows, reader)
         findings.append(best)
         done.add(best.convention)
@@ -341,7 +341,7 @@ def find_mends(
 
 
 def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
-    """The finding that the network's LM head is not the one that it was trained with; None if it may be."""
+    """The finding that the network was trained with another LM head; None if its head may be right."""
     fits = searches.fitted_head(reader, texts)
     if fits is None:
         return None
@@ -355,8 +355,8 @@ def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
-    """Measure a variant of how the network is read. now: which tokens are right without it. count: variants in all, for
-    the interval of each."""
+    """Measure a variant. now: which tokens are right without the variant. count: number of all readings that are tried,
+    for Bonferroni's interval."""
     before = [_of_depth(right, variant.depth) for right in now]
     after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
@@ -390,7 +390,7 @@ def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
 
 
 def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
-    """The share of token k, from 1, that is right where all tokens of the chain before it are."""
+    """For each depth from 1: the share of right tokens, among chains whose earlier tokens are all right."""
     shares = []
     for depth in range(CHAINS[-1]):
         hits = tries = 0
@@ -414,7 +414,7 @@ def accepted(right: Sequence[np.ndarray]) -> Share:
 def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
     """The mean over all places of texts, with its interval.
 
-    Texts are independent, or blocks of places where there are few texts: linearised variance of a ratio of sums,
+    Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
     Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
     """
     parts = [text for text in values if len(text)]
@@ -454,7 +454,7 @@ def verdict(gain: float, certain: Share) -> str:
 
 @torch.inference_mode()
 def confidences(reader: Reader, text: OwnText) -> np.ndarray:
-    """The chances (N,) that the target gives the tokens that a drafter drafts first."""
+    """The probabilities (N,) that the target gives to the tokens of its answer from the second on."""
     logits = reader.output(text.context.features[-1][0, text.prompt :]).float()
     tokens = torch.tensor(text.answer[1:], device=logits.device)[:, None]
     return logits.softmax(-1).gather(1, tokens)[:, 0].cpu().numpy()
@@ -465,8 +465,8 @@ def matched_gain(
 ) -> tuple[Share, Share]:
     """The gain of other texts over ours at places of equal confidence, with a 95 % and with a 99 % interval.
 
-    ours, others: what is right, a text for each prompt. sure, sure_of: the target's confidence there. The interval is
-    the jackknife's over prompts.
+    ours, others: where the first token is right (1 or 0), a text for each prompt. sure, sure_of: the target's
+    confidence at the same places. The intervals are the jackknife's over prompts.
     """
     pooled = np.concatenate([*sure, *sure_of])
     edges = np.quantile(pooled, np.arange(1, STRATA) / STRATA)

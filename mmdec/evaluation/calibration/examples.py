@@ -18,7 +18,7 @@ NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
 # Kinds of nonsense for fitting a translator's confidence, and other kinds for testing it.
 NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
 TELEPHONE = (300.0, 3400.0)  # Hz
-# How a transcriber of all languages hears its recordings, in turn: dB of speech above noise, and whether by telephone.
+# Distortions of recordings for a transcriber of all languages, in turn: dB of speech above noise; a telephone's band?
 HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
 MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # further nonsense for a transcriber
 TURNED = 3  # every third recording of a transcriber is also played backwards
@@ -30,10 +30,10 @@ SIDE = 128  # pixels of a side of these pictures
 
 @dataclass(frozen=True)
 class Example:
-    """One output with its evidence.
+    """One output of a model, its evidence, and how right it is.
 
-    right: the share of its words or claims that are right, or its `rightness`; 0 for nonsense, whatever the output is.
-        evidence: empty if there was no output.
+    evidence: the measurements from which confidence is computed; empty if there was no output.
+    right: share of right words or claims, or the translation's `rightness`. Always 0 if the input was nonsense.
     """
 
     evidence: Evidence
@@ -56,12 +56,12 @@ def words_right(text: str, references: Sequence[str]) -> float:
 
 
 def rightness(text: str, references: Sequence[str]) -> float:
-    """0 for a translation that is wrong (chrF of at most 45), 1 for a right one (at least 70), a share between."""
+    """Score a translation: 0 if it is wrong (chrF of at most 45), 1 if it is right (at least 70), linear in between."""
     return min(max((sentence_chrf(text, references) - WRONG) / (RIGHT - WRONG), 0.0), 1.0)
 
 
 def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -> np.ndarray:
-    """Add noise `level` dB below the speech: white, or with a falling spectrum."""
+    """Add noise `level` dB below the speech: white, or with a falling spectrum. None: add no noise."""
     if level is None:
         return samples
     noise = draw.normal(size=len(samples))
@@ -74,7 +74,7 @@ def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -
 
 
 def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
-    """A sound that is not speech, 1 to 5 seconds at 16 kHz."""
+    """Generate a sound that is not speech, of a kind in `NO_SPEECH` or `MUSIC`: 1 to 5 seconds at 16 kHz."""
     size = int(draw.uniform(1, 5) * SAMPLE_RATE)
     sound = _no_speech(kind, size, draw) * draw.uniform(0.02, 0.5)
     return (sound / max(1.0, float(np.abs(sound).max()))).astype(np.float32)
@@ -107,8 +107,7 @@ def _no_speech(kind: str, size: int, draw: np.random.Generator) -> np.ndarray:
 
 
 def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
-    """A picture of a kind in `EMPTY`, (128, 128, 3) uint8, with random colours, direction, contrast and width of the
-    blur."""
+    """Draw a picture of a kind in `EMPTY`, (128, 128, 3) uint8, with random colours, direction, contrast and blur."""
     shape = (SIDE, SIDE, 3)
     if kind == "one colour":
         return np.broadcast_to(draw.integers(0, 256, 3, dtype=np.uint8), shape).copy()
@@ -136,7 +135,8 @@ class Sound:
 
 
 def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], seed: int) -> list[Sound]:
-    """Each recording with one level of noise, the levels in turn; and half as many nonsense sounds of all kinds."""
+    """Inputs for a transcriber of one language: each recording once, the levels of noise in turn; and half as many
+    nonsense sounds, the kinds in turn. own: recordings with their text. other: speech in another language."""
     draw = np.random.default_rng(seed)
     recordings = []
     for index, (path, references) in enumerate(own):
@@ -152,7 +152,7 @@ def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], s
 
 
 def telephone(samples: np.ndarray) -> np.ndarray:
-    """The band of a telephone line."""
+    """Keep only the frequencies that a telephone line carries."""
     spectrum = np.fft.rfft(samples)
     frequencies = np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
     spectrum[(frequencies < TELEPHONE[0]) | (frequencies > TELEPHONE[1])] = 0
@@ -160,8 +160,8 @@ def telephone(samples: np.ndarray) -> np.ndarray:
 
 
 def spoken_sounds(own: Sequence[tuple[Path, tuple[str, ...]]], split: str) -> list[Sound]:
-    """Inputs for a transcriber of all languages: each recording once, in noise or by telephone; some backwards;
-    nonsense.
+    """Inputs for a transcriber of all languages: each recording once, most with noise or as by telephone; some of them
+    also backwards; and nonsense sounds.
 
     own: recordings with their text. split: "dev", for the fit, or "test", with other kinds of nonsense.
     """

@@ -1,12 +1,12 @@
 """The target's own texts, and how often a drafter's tokens are right in them.
 
-For each prompt the target writes its greedy answer once, and reads prompt and answer in one pass. From that pass a
-drafter's first token is known at every place at once, and so are later tokens of chains: behind a right token a drafter
-reads the true text. So a chain's rounds follow without decoding, and are those of decoding. A tree is grown by the
-drafter itself, at each round's true prefix.
+For each prompt the target writes its greedy answer once, and reads prompt and answer in one pass. With the features of
+that pass, the drafter drafts at all places of the answer at once: its first tokens, and the later tokens of chains,
+because after a right token it reads the same text as in decoding. So the rounds that decoding with chains takes are
+counted without decoding. Trees are drafted one after another, at each place where a round would begin.
 
-P columns of the prompt, N + 1 tokens of the answer, L = P + N columns of the pass, H channels. Column c of the answer
-has its token c as root (c from 0), and drafts token c + 1 first.
+Sizes: P columns (positions) of the prompt, N + 1 tokens of the answer, L = P + N columns of the pass, H channels. At
+the answer's column c, from 0, the root is the answer's token c, and the first drafted token should be token c + 1.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from mmdec.training.corpora.chats import SYSTEM, read_chats
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Context, Drafter, InputError, Needs, Plan, Scores, Verdict
 
-LEAST = 2  # tokens of an answer, else its prompt is left out
+LEAST = 2  # a prompt is left out if its answer has fewer tokens
 
 
 @dataclass(frozen=True)
 class OwnText:
-    """A prompt, the target's answer, and what its pass over both gave."""
+    """A prompt, the target's answer, and what the target's pass over both recorded."""
 
     answer: list[int]  # N + 1 tokens
     context: Context  # from the target's pass: L columns in a batch of one
@@ -56,7 +56,7 @@ class OwnText:
 
     @property
     def places(self) -> int:
-        """N, the places where a draft begins."""
+        """N, the number of places where a draft can begin."""
         return len(self.answer) - 1
 
     @property
@@ -81,8 +81,8 @@ def own_text(
 ) -> OwnText | None:
     """Let the target answer a prompt, and read both. None for an answer of fewer than `LEAST` tokens.
 
-    inputs: as for `generate`, a batch of one. drafter: makes the answer faster, and does not change it. tokens: the
-        most new ones. needs: what the pass records.
+    inputs: the target's inputs for the prompt, a batch of one. drafter: speeds up the answer without changing it.
+        tokens: the most new tokens. needs: what the pass must record.
     Raises: InputError for a prompt that leaves no room for an answer.
     """
     model: Any = target.model
@@ -113,10 +113,10 @@ def own_text(
 
 @dataclass(frozen=True)
 class Reader:
-    """How a drafter is read: its network, the target's embedding and LM head, and two conventions outside its settings.
+    """One way to run a draft network: network, target's embedding and LM head, and two conventions without a setting.
 
-    scale: a factor of EAGLE-3's text embeddings. late: "tokens": a column reads the token before the one that it
-        should; "features": the features of the token before.
+    scale: factor on EAGLE-3's text embeddings. late: what each column reads from the column before instead of its own:
+        "tokens", "features" or, "", nothing.
     """
 
     network: DraftNetwork
@@ -127,7 +127,7 @@ class Reader:
 
     @property
     def table(self) -> nn.Module:
-        """The embedding of text: the network's own, or the target's."""
+        """The token embedding: the network's own, or the target's."""
         own = getattr(self.network.config, "own_embedding", False)
         return self.network.get_submodule("embed_tokens") if own else self.embedding
 
@@ -146,7 +146,7 @@ class Reader:
         return drafter
 
     def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
-        """The embeddings (L, H) and features (L, k * Ht) of all columns, and which are visual (L,)."""
+        """The embeddings (L, H) and features (L, k * Ht) of all columns, and which columns are visual (L,)."""
         whole = text.context
         visual = whole.visual[0] if whole.visual is not None else whole.mask[0].logical_not()
         embeds = self.table(whole.tokens[0]) * self.scale
@@ -181,8 +181,11 @@ class Scaled(nn.Module):
 
 @torch.inference_mode()
 def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
-    """For each depth k from 1: whether token k behind each root is drafted right where those before it were,
-    (N + 1 - k,) bool; fewer depths if the answer is shorter."""
+    """Draft a chain behind each root, and compare it with the answer.
+
+    Returns: for each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, given that the
+        drafter read the right tokens before it. There are fewer depths if the answer is shorter.
+    """
     network, begin, count = reader.network, text.prompt, text.places
     prompted, embeds, hidden, past, own = _at_roots(reader, text)
     answer = torch.tensor(text.answer, device=embeds.device)
@@ -224,8 +227,8 @@ def root_states(reader: Reader, text: OwnText) -> Tensor:
 
 @torch.inference_mode()
 def surprise(reader: Reader, text: OwnText) -> Tensor:
-    """-log of the chance (n,) that the drafter gives the text's token as the first one, at the n <= N places whose
-    token it can draft."""
+    """-log of the probability (n,) that the drafter gives the text's next token, at the n <= N places whose next token
+    is in the draft vocabulary."""
     logits = reader.network.logits(root_states(reader, text), reader.output).float()
     tokens = reader.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
     answer = torch.tensor(text.answer[1:], device=logits.device)
@@ -234,7 +237,8 @@ def surprise(reader: Reader, text: OwnText) -> Tensor:
 
 
 def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
-    """The layer's input at the second and later columns of chains: embeds and hidden (n, H)."""
+    """The layer's input at the second and later columns of n chains. embeds: of the columns' tokens (n, H). hidden: the
+    network's output at the columns before (n, H)."""
     network = reader.network
     if isinstance(network, Eagle3) and network.config.mask_token is not None:
         token = torch.tensor(network.config.mask_token, device=embeds.device)
@@ -243,8 +247,8 @@ def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Ten
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
-    """The additive mask (1, 1, n, S) of a chain's column `step`: the prompt, the answer's columns up to the root, and
-    the chain's own columns."""
+    """The additive mask (1, 1, n, S) for column `step` of n chains. A chain sees the prompt, the answer's columns up to
+    its root, and its own columns."""
     device, size = states.device, count - step
     roots = torch.arange(size, device=device)[:, None]
     parts = [torch.ones(size, prompt, dtype=torch.bool, device=device)]
@@ -272,13 +276,13 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
     """The number of rounds that decoding an answer takes with a drafter and drafts of this plan."""
     begin, device, answer = text.prompt, text.context.tokens.device, text.answer
     states = {layer: text.context.features[layer] for layer in drafter.needs.layers}
-    begun = text.begun  # drafters that read no embeddings get none, as from a target
+    begun = text.begun  # as in decoding, drafters that read no embeddings get none
     memory = drafter.start(begun if drafter.needs.embeds else replace(begun, embeds=None))
     prompt = single(text.context.tokens[:, begin - 1 : begin].flatten())
     drafter.update(memory, prompt, _scores(states, [begin - 1]), _verdict([0], answer[:1], device))
     root = rounds = 0
     while True:
-        left = text.places - root - 1  # decoding drafts no deeper than what is left, and not for the last token
+        left = text.places - root - 1  # as in decoding, no deeper than the rest; the last token is not drafted
         if left < 1:
             return rounds + 1
         within = replace(plan, depth=min(plan.depth, left))
@@ -287,7 +291,7 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
         rounds += 1
         if root + len(path) >= text.places:
             return rounds
-        # nodes that were not accepted have no features: those of the root stand there
+        # nodes that were not accepted have no features; they get the root's
         columns = [begin + root] * draft.tokens.shape[1]
         for depth, node in enumerate(path):
             columns[node] = begin + root + depth
@@ -297,7 +301,7 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
 
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, following: Sequence[int]) -> list[int]:
-    """The nodes of a draft that continue as the text does, from the root. following: the text behind the root."""
+    """The nodes, from the root, of the draft's path that equals the text. following: the text behind the root."""
     path = [0]
     for token in following:
         node = next((n for n in range(1, size) if parents[n] == path[-1] and tokens[n] == token), None)
@@ -343,7 +347,7 @@ BEGINNINGS = (  # for models without a chat template, which continue a text
 
 @dataclass(frozen=True)
 class Asked:
-    """One prompt. system: the system's message, "" without one. images: files of its pictures."""
+    """One prompt. system: the system message; "": none. images: the files of its pictures."""
 
     text: str
     system: str = ""
@@ -353,21 +357,22 @@ class Asked:
 def load_target(
     model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Model:
-    """Load a language model, or one that reads images, with what makes its inputs; arguments as for `load_vlm`."""
+    """Load a language model, or a model that reads images, with its tokenizer or processor, as `load_vlm` does."""
     if is_language_model(find(model, None, FILES)):
         return load_language_model(model, device, dtype)
     return load_vlm(model, device, dtype)
 
 
 def built_in(chat: bool) -> list[Asked]:
-    """The prompts that are used without a file. chat: instructions, for a model with a chat template."""
+    """The prompts to use if no file is given: instructions if `chat`, for a model with a chat template, or beginnings
+    of texts."""
     return [Asked(text) for text in ([one.messages[0]["content"] for one in INSTRUCTIONS] if chat else BEGINNINGS)]
 
 
 def read_prompts(path: Path, limit: int | None) -> list[Asked]:
-    """The prompts of a file, see `read_chats`; `limit` of them, evenly spaced; None: all.
+    """Read the prompts of a file that `read_chats` can read. limit: take this many, evenly spaced; None: all.
 
-    A chat gives its system message and first question: later turns contain answers that are not the target's.
+    A chat gives one prompt: its system message and first question. Later turns hold answers that are not the target's.
     Raises: InputError for a file in none of the layouts, naming the line or row.
     """
     return [

@@ -66,8 +66,8 @@ def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
-    """Draw one dot for each bin; its area, and the number beside it, are the number of outputs. The diagonal is perfect
-    calibration."""
+    """Draw one dot for each bin; its area, and the number beside it, show the bin's number of outputs. The diagonal is
+    perfect calibration."""
     bins = entry["reliability"]
     said, right, counts = ([bin_[name] for bin_ in bins] for name in ("said", "right", "count"))
     total = max(sum(counts), 1)
@@ -88,7 +88,7 @@ def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="of models that have a confidence.json")
     parser.add_argument("--output", type=Path, required=True, help="the PNG")

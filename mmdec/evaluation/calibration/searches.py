@@ -1,7 +1,8 @@
-"""Searches for what a folder does not suggest: the base of rotary positions, the layers, and a lost LM head.
+"""Searches for settings that a folder gives no hint of, base of rotary positions and layers; and finds a lost LM head.
 
-A search minimises the drafter's mean surprise at the model's own tokens, which says more with few places than the share
-of right ones. Its result is one `Variant`, which is measured like any other, for as many readings as the search tried.
+A search minimises the drafter's mean surprise, -log of the probability, at the target's own tokens. With few places,
+this says more than the share of right tokens. The result of a search is one `Variant`, which the doctor measures like
+any other; its `tries` counts all readings that the search tried.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from mmdec.training.corpora.text_files import evenly_spaced
 PLACES = 1024  # positions in texts that a search uses
 BASES = tuple(digit * 10.0**power for power, digit in product(range(2, 9), (1, 2, 5)))  # 100 ... 5e8
 GOLDEN = (math.sqrt(5) - 1) / 2
-REFINED = 6  # steps between two bases of the grid: to 5 %
-SWEEPS = 3  # over the layers of a network, at most
+REFINED = 6  # steps of golden-section search between two bases of the grid: precise to 5 %
+SWEEPS = 3  # the most sweeps over a network's layers
 RIDGE = 1e-3  # ridge penalty of the fitted head, whose states have length 1
 FITTED = 2048  # places, at most, on which a head is fitted
 MOST_BYTES = 8 << 30  # maximum size of all layers' features
 UNSEARCHED = "The features of all layers need over 8 GiB, so that layers were not searched: fewer prompts allow it."
-LOST = 2.0  # a head is lost if a fitted one is right at least so many times as often
+LOST = 2.0  # an LM head is lost if a fitted head is right at least this many times as often
 
 
 def searchable(model: PreTrainedModel, columns: int) -> set[int]:
-    """All layers of a target, or none if their features at this number of columns need more than `MOST_BYTES`."""
+    """All layers of a target; none if all layers' features at this number of columns need over `MOST_BYTES`."""
     config = model.config.get_text_config(decoder=True)
     needed = columns * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
     return {*range(config.num_hidden_layers)} if needed <= MOST_BYTES else set()
@@ -54,7 +55,7 @@ def searchable(model: PreTrainedModel, columns: int) -> set[int]:
 def searched(reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]) -> Iterator[Variant]:
     """The best base of rotary positions and the best layers that a search finds, where no rule gives them.
 
-    model: the target. texts: the target's; layers are searched if they hold the features of all.
+    model: the target. texts: the target's; layers are searched only if the texts hold all layers' features.
     """
     mean = sum(text.places for text in texts) / len(texts)
     some = evenly_spaced(texts, math.ceil(PLACES / mean))
@@ -98,7 +99,7 @@ def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[O
 
 
 def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """The layers with the least surprise, one changed at a time, from the best of the published rules on."""
+    """The layers with the least surprise. The search begins at the best published rule and changes one at a time."""
     recorded = texts[0].context.features.keys()
     if not isinstance(reader.network.config, Eagle3Config) or min(reader.layers) < 0 or not recorded >= {*range(depth)}:
         return
@@ -123,10 +124,11 @@ def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[Own
 
 
 def fitted_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-    """Which first tokens are right with the network's LM head, and with one fitted to its states on the other half of
-    the texts. None for a network without a head of its own, and for a single text.
+    """Compare the network's own LM head with a head that is fitted to its states on the other half of the texts.
 
-    The fitted head is a ridge regression on the tokens, in its dual form: one solution of as many equations as places.
+    The fitted head is a ridge regression on the tokens in its dual form: one system with as many equations as places.
+    Returns: which first tokens are right (1 or 0) in each text, with the own head and with the fitted head. None for a
+        network without a head of its own, and for a single text.
     """
     if not isinstance(reader.network, Eagle3) or len(texts) < 2:
         return None
@@ -151,7 +153,7 @@ def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tenso
 
 
 def head_remedy(reader: Reader) -> tuple[str, Remedy]:
-    """Whose rows a lost LM head holds, and what to do."""
+    """Explain a lost LM head: whose rows it holds (the model's, or its own), and how to mend the folder."""
     network: Any = reader.network
     rows = reader.output.weight
     ids = network.token_ids(torch.arange(network.vocabulary, device=rows.device))
