@@ -69,7 +69,7 @@ from mmdec.types import InputError
 def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
     """The transcripts of a split as examples: recordings, clean and with noise, and nonsense.
 
-    Without `--other` the model is assumed to know all languages, so that no speech is nonsense.
+    Without `--other` the model is assumed to know all languages, so speech of another language is no nonsense.
     """
     own = [(row.path, (row.text,)) for row in evenly_spaced(read_utterances(options.corpus, split), options.count)]
     if options.other is None:

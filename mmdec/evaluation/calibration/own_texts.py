@@ -116,7 +116,7 @@ class Reader:
     """One way to run a draft network: network, target's embedding and LM head, and two conventions without a setting.
 
     scale: factor on EAGLE-3's text embeddings. late: what each column reads from the column before instead of its own:
-        "tokens", "features" or, "", nothing.
+        "tokens" or "features"; "": neither.
     """
 
     network: DraftNetwork
@@ -282,7 +282,7 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
     drafter.update(memory, prompt, _scores(states, [begin - 1]), _verdict([0], answer[:1], device))
     root = rounds = 0
     while True:
-        left = text.places - root - 1  # as in decoding, no deeper than the rest; the last token is not drafted
+        left = text.places - root - 1  # depth left for a draft; as in decoding, the last token is not drafted
         if left < 1:
             return rounds + 1
         within = replace(plan, depth=min(plan.depth, left))
