@@ -67,8 +67,7 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
     return unpacked
 
 
-ZERO = 128  # the byte that stands for 0
-LEVELS = (127, 63)  # largest integer of a row; 63 for CPUs that sum two products in 16 bits
+LEVELS = (127, 63)  # largest integer of a row; 63 for CPUs that sum two products in 16 bits, such as AVX2 alone
 LEAST = 1e-12  # minimum of a row's largest value, for rows of zeros
 
 
@@ -94,7 +93,7 @@ class Int8Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
         whole, scales = whole_numbers(rows, self._levels)
-        out = product(whole, self._packed).mul_(scales)
+        out = product(whole, self._packed, self._levels).mul_(scales)
         if self.bias is not None:
             out += self.bias  # a separate step: a fused one rounds in another way, and only for some shapes
         return out.view(*input.shape[:-1], self.out_features)
@@ -149,7 +148,7 @@ def levels() -> int:
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
-            found = product(torch.full((1, 64), float(most)), pack(weight, torch.ones(16)))
+            found = product(torch.full((1, 64), float(most)), pack(weight, torch.ones(16)), most)
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
                 "`dtype` may be int8 where torch has fbgemm's kernels (x86), but this CPU has none. Choose float32."
@@ -176,7 +175,7 @@ def pack(integers: Tensor, scales: Tensor) -> Any:
     return torch.ops.quantized.linear_prepack(weight, None)
 
 
-def product(rows: Tensor, packed: Any) -> Tensor:
-    """Multiply whole numbers (N, I) by weights from `pack`. Returns: (N, O) float32."""
+def product(rows: Tensor, packed: Any, most: int) -> Tensor:
+    """Multiply whole numbers (N, I), of at most `most`, by weights from `pack`. Returns: (N, O) float32."""
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    return cast(Tensor, kernel(rows, 1.0, ZERO, packed))
+    return cast(Tensor, kernel(rows, 1.0, most + 1, packed))  # bytes from 1: two of 127 times 127 fit into 16 bits
