@@ -27,7 +27,7 @@ from mmdec.types import InputError, MmdecError, told
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # recipes choose the code to run: they must be local
 
-NAMED = ("best", "last", "hpc")  # checkpoint names that Lightning resolves itself
+NAMED = ("best", "last", "hpc")  # words for --ckpt_path that name no file
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -56,7 +56,7 @@ class TrainingCLI(LightningCLI):
         always = {"callbacks": [Resumption(), FiniteNumbers(), termination], "use_distributed_sampler": False}
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` makes it resumable
-            warnings.filterwarnings("ignore", ".*smaller than the logging interval")  # the first steps somebody tries
+            warnings.filterwarnings("ignore", ".*smaller than the logging interval")  # normal in a trial of few steps
             try:
                 super().__init__(*args, **{"trainer_defaults": always, **kwargs})
             except Exception as error:
@@ -68,7 +68,7 @@ class TrainingCLI(LightningCLI):
                 ) from error
 
     def _restoring(self) -> bool:
-        """Whether a checkpoint has been read but not yet fully restored."""
+        """Return whether an error comes from a checkpoint: it has been read but not yet fully restored."""
         trainer = getattr(self, "trainer", None)
         return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
 
@@ -99,7 +99,7 @@ class TrainingCLI(LightningCLI):
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        # Lightning's messages here advertise its own products.
+        # Lower messages of Lightning are hidden, because they advertise its own products.
         with lightning_says(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]

@@ -85,11 +85,11 @@ class Deadline(Callback):
         self.since, self.looked = now, 0.0
         current = trainer.fit_loop.epoch_progress.current
         done: int = current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
-        look = took if self.look is None else self.look  # before the first validation, assume that it takes an epoch's
+        look = took if self.look is None else self.look  # none yet: assume an epoch's time
         total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
-        total = trainer.strategy.broadcast(total)  # all ranks stop at the same step
+        total = trainer.strategy.broadcast(total)  # so that all processes stop at the same step
         trainer.fit_loop.max_epochs = total
         end = trainer.global_step + (total - done) * int(trainer.num_training_batches)
         if trainer.max_steps != -1:
@@ -108,8 +108,8 @@ def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, 
     return more
 
 
-WIDTH = 24  # characters of the bar
-RECENT = 10  # steps over which estimates are averaged
+WIDTH = 24  # characters of the progress bar
+RECENT = 10  # number of last steps whose estimates of tokens per round are averaged
 CHAIN = 4  # length of the drafted chains for which modules estimate tokens per round in training ("train/round")
 EVERY = {True: 0.5, False: 10.0}  # seconds between two updates: True on a terminal, False elsewhere
 
@@ -126,8 +126,8 @@ class StageBar(Callback):
         self.stage, self.at = stage, at
         self.begun = self.shown = time.time()
         self.loss: float | None = None
-        self.rounds: float | None = None  # the mean of the last steps' estimates
-        self.held_out: float | None = None  # tokens a round of the last validation
+        self.rounds: float | None = None  # tokens per round in training, the mean of the last steps' estimates
+        self.held_out: float | None = None  # tokens per round at the last validation
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -199,7 +199,7 @@ class Resumption(Callback):
         loop = checkpoint["loops"]["fit_loop"]
         batches = loop["epoch_loop.batch_progress"]
         current, total, done = batches["current"], batches["total"], batches["current"]["processed"]
-        begun = current["ready"] > done  # saved before the next batch's step
+        begun = current["ready"] > done  # the checkpoint was saved within a batch, before its step
         over = batches["is_last_batch"] and not begun
         if (
             trainer.accumulate_grad_batches == 1
@@ -225,7 +225,7 @@ class Resumption(Callback):
 
 
 def _start_again(progress: dict[str, Any]) -> None:
-    """Set all counts of the current epoch to zero, at any depth of nesting."""
+    """Set all counts of the current epoch in Lightning's `progress` to zero, at any depth of nesting."""
     for name, value in progress.items():
         if name == "current":
             value.update(dict.fromkeys(value, 0))
@@ -255,7 +255,7 @@ def _pass_over(data: LightningDataModule, done: int) -> None:
 
 
 class _Rest:
-    """Batches without the first `done`. Its length still includes them, because Lightning counts them."""
+    """The list `batches` without its first `done`. Its length still includes them, because Lightning counts them."""
 
     def __init__(self, batches: list[Any], done: int) -> None:
         self.batches, self.done = batches, done
@@ -280,7 +280,7 @@ class Termination(Callback):
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """A context in which this object handles SIGTERM. In other threads than the main one it does nothing."""
+        """Open a context in which this object handles SIGTERM. In other threads than the main one it does nothing."""
         before = signal.getsignal(signal.SIGTERM)
         self._listen()
         try:
@@ -339,7 +339,7 @@ class Termination(Callback):
 
 
 def _last_validation(trainer: Trainer) -> bool:
-    """Whether the run ends after the current validation."""
+    """Return whether the run ends after the current validation."""
     loop = trainer.fit_loop
     if loop.max_steps != -1 and trainer.global_step >= loop.max_steps:
         return True
@@ -348,7 +348,7 @@ def _last_validation(trainer: Trainer) -> bool:
 
 @contextmanager
 def lightning_says(level: int) -> Iterator[None]:
-    """A context in which Lightning's messages below this level are not logged."""
+    """Open a context in which Lightning's messages below `level`, as in logging, are not logged."""
     heard = logging.getLogger("lightning.pytorch")
     before = heard.level
     heard.setLevel(level)

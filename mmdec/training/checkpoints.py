@@ -56,7 +56,7 @@ class FiniteNumbers(Callback):
         self._end(trainer, pl_module)
 
     def _end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise MmdecError if there is a fault in any process."""
+        """Raise MmdecError if any process has found a loss or a weight that is not finite."""
         if any_process(trainer, bool(self.fault)):
             if not trainer.is_global_zero:
                 raise SystemExit(REFUSED)  # only one process prints the error
@@ -66,25 +66,27 @@ class FiniteNumbers(Callback):
 
 
 def any_process(trainer: Trainer, flag: bool) -> bool:
-    """Whether `flag` is set in at least one process. All processes must call this function."""
+    """Return whether `flag` is set in at least one process. All processes must call this function."""
     return flag if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(flag, all=False)
 
 
 def check_finite_training(state: Mapping[str, Tensor], step: int, options: Mapping[str, Any] | None) -> None:
-    """Raise MmdecError for weights that are not finite. options: the module's hyperparameters."""
+    """Raise MmdecError for weights that are not finite. step: the training step.
+    options: the module's hyperparameters, which name the learning rate."""
     fault = not_finite(state)
     if fault:
         raise diverged(fault, step, options or {})
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str:
-    """Say which weights are not finite, for a message; "" if all are finite."""
+    """Say which weights of a state dict are not finite, for a message; "" if all are finite."""
     names = [name for name, value in state.items() if isinstance(value, Tensor) and not is_finite(value)]
     return f"{len(names)} of {len(state)} weights hold NaN or infinity, '{names[0]}' first" if names else ""
 
 
 def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
-    """Build the error of a run whose loss or weights are not finite."""
+    """Build the error of a run whose loss or weights are not finite. fault: what is not, in words. options: the
+    module's hyperparameters."""
     key = next((name for name in RATES if name in options), RATES[0])
     now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
     return MmdecError(
@@ -104,10 +106,10 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two or more letters: `C:` is a drive
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # http: and the like; two or more letters, because `C:` is a drive
 _STEP = re.compile(r"step=(\d+)\.ckpt")
-HANDED = ".temp.ckpt"  # Lightning's name for the weights that a forked process hands to its parent
-UNITS = "units"  # the option that the command line copies from the data
+HANDED = ".temp.ckpt"  # Lightning's name for the file in which a forked process hands its weights to its parent
+UNITS = "units"  # name of the option that holds the tokens, which the command line copies from the data
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -127,7 +129,7 @@ class WholeCheckpoints(CheckpointIO):
         try:
             with whole_file(check_local(path, "dirpath")) as file:
                 torch.save(_without_units(checkpoint), file)
-        except (OSError, RuntimeError) as error:  # from the system, or torch's writer after a system error
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError after a system error
             told = error.__context__ if isinstance(error.__context__, OSError) else error
             raise MmdecError(
                 f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({reason(told)}). What was there "
@@ -164,7 +166,8 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def check_local(path: str | os.PathLike[str], argument: str) -> Path:
-    """Check that a path is a local file, and return it. Raises InputError for an address such as http:// or s3://."""
+    """Return a path, checked to be local. argument: the option's name, for messages. Raises InputError for an address
+    such as http:// or s3://."""
     text = os.fspath(path)
     if _ADDRESS.match(text):
         raise InputError(
@@ -188,7 +191,7 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
                 file.seek(0)
                 checkpoint = torch.load(file, map_location="cpu", weights_only=True)
                 fault = _lacks(checkpoint)
-        except Exception as error:  # a damaged pickle may raise anything
+        except Exception as error:  # whatever its type: a damaged pickle may raise anything
             fault = _fault(error, os.fstat(descriptor).st_size)
     if fault:
         raise InputError(
@@ -223,7 +226,7 @@ def _lacks(checkpoint: Any) -> str:
 
 
 def _fault(error: Exception, size: int) -> str:
-    """Say why a file could not be read, for a message. size: the file's bytes."""
+    """Say why a file could not be read, for a message. size: the file's length in bytes."""
     if isinstance(error, zipfile.BadZipFile):
         return f"it is cut off or another file, {size} bytes long"
     code = re.search(r"GLOBAL (\S+)", str(error))
@@ -267,7 +270,8 @@ def last_checkpoint(folders: Iterable[Path]) -> Path | None:
 
 
 def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
-    """The undamaged checkpoint of the highest step with finite weights, or None. besides: a path to skip."""
+    """Return the undamaged checkpoint with finite weights of the highest step, None if there is none. besides: a path
+    to skip."""
     for path in sorted(set(paths) - {besides}, key=_step, reverse=True):
         try:
             read_checkpoint(path)
@@ -278,7 +282,7 @@ def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
 
 
 def newest(folder: Path, count: int) -> list[Path]:
-    """The last `count` checkpoints by step; last.ckpt, which is a copy, is not counted."""
+    """Return the `count` checkpoints of the highest steps in a folder; last.ckpt, which is a copy, is not counted."""
     numbered = sorted(_numbered(folder), key=_step)
     if not numbered:
         raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")
@@ -330,7 +334,7 @@ def _fitting(path: Path, checkpoint: Mapping[str, Any], shapes: Mapping[str, tup
 
 
 def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several state dicts; integer tensors are taken from the last."""
+    """Return the mean of the tensors of several state dicts; integer tensors are taken from the last."""
     total: dict[str, Tensor] = {}
     count = 0
     for state in states:
@@ -345,7 +349,7 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_counts(**counts: int) -> None:
-    """Raise InputError for a count below 1. counts: named as the options are."""
+    """Raise InputError for a count below 1. counts: values of options, by the option's name."""
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")

@@ -58,7 +58,7 @@ from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.window_data import SECONDS, WindowData, data_options
 from mmdec.types import InputError
 
-SETTLED = 3.0  # the learning rate is divided by this if training begins with trained weights
+SETTLED = 3.0  # divides the learning rate if training begins with trained weights, which large steps would spoil
 VISION = 0.15  # share of the time for the phase that trains the encoder alone, when training begins with random weights
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -89,7 +89,8 @@ def next_token_loss(model: Path, recipe: Recipe) -> float:
 
 
 def started(recipe: Recipe, model: Path, shape: type[Any]) -> Recipe:
-    """Return the recipe's module options, changed so that training begins from this model."""
+    """Return the recipe's module options, changed so that training begins from this model. shape: class of the
+    model's sizes."""
     options = {**recipe["model"]["init_args"], "start": str(model)}
     sizes = options.pop("shape", None)
     return {**options, "shape": None if sizes is None else shape(**sizes)}
@@ -144,7 +145,7 @@ def tokens_per_tree(heads: Path, recipe: Recipe) -> float:
 
 
 def fits_whisper(base: str) -> bool:
-    """Whether heads with this `base`, a model's fingerprint, were trained for the current Whisper."""
+    """Return whether heads with this `base`, the fingerprint of their Whisper, were trained for the current one."""
     model = load_whisper(start_model(WHISPER.model), "cpu").model
     return base == fingerprint(model)
 
@@ -178,7 +179,7 @@ def fit_vlm(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> 
         model |= {"lr": model["lr"] / SETTLED, "vision_steps": 0, "cell_weight": 0.0}
         keep_tokenizer(start, Path(data["tokenizer"]))
     else:
-        most = int(seconds * VISION / 0.4)  # seconds a step
+        most = int(seconds * VISION / 0.4)  # a step takes about 0.4 seconds
         model |= {"vision_steps": max(1, min(model["vision_steps"], most)), "cell_weight": 0.3}
     data["steps_per_epoch"] = epoch_steps(seconds, 1.5, data["steps_per_epoch"])
     model["warmup"] = min(model["warmup"], data["steps_per_epoch"])
@@ -194,13 +195,13 @@ def keep_tokenizer(start: Path, folder: Path) -> None:
 
 
 def share_right(model: Path, recipe: Recipe) -> float:
-    """The share of development questions that a checkpoint or folder answers right, mean over tasks."""
+    """Return the share of development questions that a checkpoint or folder answers right, mean over tasks."""
     data = SceneData(**recipe["data"]["init_args"])
     if model.is_dir():
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})
     else:
         module = load_vlm([model])[0]
-    module.options = replace(module.options, vision_steps=0)  # no phase without answers
+    module.options = replace(module.options, vision_steps=0)  # else validation skips answers, as in the first phase
     return validate(module, data)["dev/mean"]
 
 
@@ -263,7 +264,7 @@ EAGLE = System(
     comparison=40.0,
 )
 
-ONE_STAGE = (WHISPER, MEDUSA, VLM, EAGLE)  # in the order of their priority
+ONE_STAGE = (WHISPER, MEDUSA, VLM, EAGLE)  # ordered by priority: if time is short, the last are skipped
 
 
 RECIPES = Path("recipes")
@@ -330,8 +331,8 @@ def main(
 
 
 def advice(folder: Path) -> str:
-    """A sentence on what to do with an improved model."""
-    if folder.name == daspeech.MODEL:  # no model in models/ has the same tests
+    """Return a sentence that says what to do with the improved model in `folder`."""
+    if folder.name == daspeech.MODEL:  # `mmdec promote` cannot compare it: no model in models/ has the same tests
         return f"It stays where it is: python -m mmdec translate recording.wav --model {folder} --output out"
     return f"Into models/, if it is better there, too: python -m mmdec promote {folder}"
 
@@ -349,7 +350,7 @@ def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> li
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
-    """A table of what was trained, with scores before and after."""
+    """Return a table of what was trained, with scores before and after. seconds: duration of the whole run."""
     total = round(seconds)
     title = f"trained in {total // 60}:{total % 60:02d} minutes; measured on the development splits"
     grid = Table("system", "trained", "measure", "before", "after", "", title=title, title_justify="left")

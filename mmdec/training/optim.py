@@ -23,7 +23,7 @@ from mmdec.checks.devices import fast_bfloat16
 
 
 def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups for AdamW: only weights of two or more dimensions get weight decay."""
+    """Return parameter groups for AdamW: only weights of two or more dimensions get weight decay."""
     several = [parameter for parameter in parameters if parameter.requires_grad]
     return [
         {"params": [p for p in several if p.dim() > 1], "weight_decay": weight_decay},
@@ -33,7 +33,7 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
     """Seed all generators from a step's number, so that a resumed run draws the same numbers as an uninterrupted one.
-    Each process `rank` draws others."""
+    rank: number of the process, each of which draws others."""
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
 
@@ -131,8 +131,8 @@ class MuonAdamW(Optimizer):
 
 
 def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `function` to matrices (N, rows, columns). In data-parallel runs each process computes a part; all get the
-    same result."""
+    """Apply `function` to N matrices (N, rows, columns). In data-parallel runs each process computes a part; all get
+    the same result."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return function(matrices)
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -147,8 +147,8 @@ def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Orthogonalise matrices (N, rows, columns): the singular values become close to 1. Newton-Schulz steps of fifth
-    degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024)."""
+    """Orthogonalise N matrices (N, rows, columns): their singular values become close to 1. Newton-Schulz steps of
+    fifth degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
@@ -191,7 +191,7 @@ class Schedule:
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
             return self
-        steps = round((end - step) / height)  # length of the whole fall, a part of which is over
+        steps = round((end - step) / height)  # steps of a whole fall from 1 to zero; the part above `height` is over
         return replace(self, kind="trapezoid", decay_from=end - steps, decay_steps=steps)
 
 
@@ -199,8 +199,8 @@ T = TypeVar("T")
 
 
 def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[T]]:
-    """Return the rows of every batch that process `rank` of `world` takes. Batches with fewer rows than processes are
-    left out in all processes."""
+    """Return the rows of every batch that process `rank` of `world` processes takes. Batches with fewer rows than
+    processes are left out in all processes."""
     return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
 
 

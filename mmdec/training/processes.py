@@ -23,8 +23,8 @@ from mmdec.checks.files import write_whole
 from mmdec.types import InputError
 
 WATCHED = "MMDEC_PARENT"  # environment variable: the pid of the parent to watch
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-EVERY = 1.0  # seconds between two checks
+SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG: Linux then sends a signal when the parent ends
+EVERY = 1.0  # seconds between two checks whether the parent lives
 TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 
 
@@ -48,12 +48,12 @@ def started_here() -> dict[str, str]:
 
 
 def end_as_told() -> None:
-    """Call `end_with_parent` if the environment names a parent, see `started_here`. This process's own children then
-    watch this process."""
+    """Let this process end with its parent if the environment names one, see `started_here`. This process's own
+    children then watch this process."""
     parent = os.environ.get(WATCHED)
     if parent is None:
         return
-    os.environ[WATCHED] = str(os.getpid())  # for this process's own children
+    os.environ[WATCHED] = str(os.getpid())  # so that this process's own children watch it
     end_with_parent(int(parent))
 
 
@@ -92,7 +92,7 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def sigterm_exits() -> Iterator[None]:
-    """A context in which SIGTERM raises SystemExit with `TERMINATED`, so that `finally` blocks run.
+    """Open a context in which SIGTERM raises SystemExit with `TERMINATED`, so that `finally` blocks run.
 
     This only works in the main thread; in other threads nothing changes.
     """

@@ -29,11 +29,11 @@ class JsonLines:
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     value = json.loads(line)
-                except ValueError:  # an incomplete line of a killed process
+                except ValueError:  # a process was killed while it wrote this line
                     continue
                 yield path, value
         if self.file.is_file() and not self.file.read_bytes().endswith(b"\n"):
-            self.append("")  # ends the incomplete line
+            self.append("")  # ends an incomplete line, so that the next one is not joined to it
 
     def append(self, *lines: str) -> None:
         with open(self.file, "a", encoding="utf-8") as file:
@@ -42,10 +42,10 @@ class JsonLines:
 
 @final
 class TokenStore:
-    """Stores lists of tokens by name."""
+    """Stores lists of tokens by name, in memory and on disk."""
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
-        """folder: None: keep the lists in memory only."""
+        """folder: where process number `rank` writes its own file; None: keep the lists in memory only."""
         self.lines = None if folder is None else JsonLines(folder, rank)
         self.tokens: dict[str, list[int]] = {}
         for _, (name, tokens) in () if self.lines is None else self.lines.read():
@@ -55,7 +55,7 @@ class TokenStore:
         return self.tokens.get(name)
 
     def add(self, tokens: Mapping[str, list[int]]) -> None:
-        """Store these lists, also on disk at once."""
+        """Store these lists by name, in memory and at once on disk."""
         self.tokens |= tokens
         if self.lines is not None and tokens:
             self.lines.append(*(json.dumps([name, ids]) for name, ids in tokens.items()))
@@ -70,10 +70,11 @@ class StateStore:
     """
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: H. States that are missing at the end of a truncated file are ignored."""
+        """width: channels of a state, H. rank: number of this process, which writes files of its own. States that are
+        missing at the end of a truncated file are ignored."""
         self.lines = JsonLines(folder, rank)
         self.width, self.file = width, folder / f"{rank}.f16"
-        self.index: dict[str, tuple[Path, int, list[int]]] = {}  # name -> file, its first byte, tokens
+        self.index: dict[str, tuple[Path, int, list[int]]] = {}  # name -> file, the states' first byte in it, tokens
         sizes: dict[Path, int] = {}
         for path, (name, begin, tokens) in self.lines.read():
             data = path.with_suffix(".f16")
@@ -89,7 +90,7 @@ class StateStore:
         return self.index.keys()
 
     def get(self, name: str) -> tuple[list[int], Tensor]:
-        """Return tokens (n,) and states (n, H), float32."""
+        """Return the n tokens of a text and their states (n, H), float32. Raises KeyError for an unknown name."""
         path, begin, tokens = self.index[name]
         count = len(tokens) * self.width
         if not count:
@@ -98,7 +99,8 @@ class StateStore:
         return tokens, torch.from_numpy(states.astype(np.float32)).view(-1, self.width)
 
     def add(self, texts: Mapping[str, tuple[list[int], Tensor]]) -> None:
-        """Store tokens and states (n, H). The name is written last: a stored name has all of its states."""
+        """Store texts by name: n tokens and their states (n, H). Names are written last: a stored name has all its
+        states."""
         lines = []
         with open(self.file, "ab") as file:
             for name, (tokens, states) in texts.items():
@@ -114,10 +116,11 @@ class FrameStore:
     """Stores the frames (n, D) of sounds by name, such as an encoder's states, in files like those of `StateStore`."""
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: D. Frames that are missing at the end of a truncated file are ignored."""
+        """width: channels of a frame, D. rank: number of this process, which writes files of its own. Frames that are
+        missing at the end of a truncated file are ignored."""
         self.lines = JsonLines(folder, rank)
         self.width, self.file = width, folder / f"{rank}.f16"
-        self.index: dict[str, tuple[Path, int, int]] = {}  # name -> file, its first byte, frames
+        self.index: dict[str, tuple[Path, int, int]] = {}  # name -> file, first byte in it, number of frames
         for path, (name, begin, count) in self.lines.read():
             data = path.with_suffix(".f16")
             if data.is_file() and begin + 2 * width * count <= data.stat().st_size:
@@ -130,13 +133,14 @@ class FrameStore:
         return self.index[name][2]
 
     def get(self, name: str) -> Tensor:
-        """Return the frames (n, D) of a sound, float32."""
+        """Return the n frames (n, D) of a sound, float32. Raises KeyError for an unknown name."""
         path, begin, count = self.index[name]
         frames = np.memmap(path, np.float16, "r", begin, (count, self.width))
         return torch.from_numpy(frames.astype(np.float32))
 
     def add(self, frames: Mapping[str, Tensor]) -> None:
-        """Store frames (n, D), n at least 1. They are written before their names."""
+        """Store sounds by name: frames (n, D), n at least 1. Names are written last: a stored name has all its
+        frames."""
         lines = []
         with open(self.file, "ab") as file:
             for name, rows in frames.items():

@@ -32,9 +32,9 @@ from mmdec.training.processes import TERMINATED, started_here
 from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")
-LEAST = 20.0  # seconds: a stage with less time is not started
+LEAST = 20.0  # seconds: with less time left, a stage is not started
 EXPORT = 4.0  # the most seconds that writing a model takes
-COMPARED = "compared"  # in a run's provenance.json: the values of an Outcome
+COMPARED = "compared"  # key in a run's provenance.json under which its Outcome is stored
 
 Runner = Callable[..., None]  # runs a Python module with arguments in another process, as `run` does
 Recipe = dict[str, Any]  # LightningCLI's configuration
@@ -52,11 +52,11 @@ class Allowance:
         return self.end - self.now()
 
     def part(self, share: float) -> Allowance:
-        """An allowance that ends after this share of the remaining time."""
+        """Return an allowance that ends after this share of the remaining time."""
         return Allowance(self.now() + self.left * share, self.now)
 
     def less(self, seconds: float) -> Allowance:
-        """An allowance that ends `seconds` earlier."""
+        """Return an allowance that ends `seconds` earlier."""
         return Allowance(self.end - seconds, self.now)
 
     def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:
@@ -72,10 +72,10 @@ class Outcome:
     system: str
     trained: str  # what was trained, or why nothing was trained
     measure: str = ""  # the name of the score in `before` and `after`, on the development split
-    before: float | None = None  # score of the model that training began from, or would replace
+    before: float | None = None  # score of the old model, from which training began or which the new one would replace
     after: float | None = None
     better: bool = False
-    folder: Path | None = None  # in runs/
+    folder: Path | None = None  # where the new model was written, in runs/; None if nothing was
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class TimedStage:
     """A part of a system's training: one recipe, adapted to its share of the time."""
 
     name: str
-    share: float  # relative to the time of all stages
+    share: float  # of the time, relative to the shares of the other stages
     folder: Path  # folder of the stage's run
     origin: str  # where a new run's weights come from, for the log
     configure: Callable[[Allowance], Recipe]
-    finish: Callable[[], None]  # called after the run
+    finish: Callable[[], None]  # called when the run has reached its end
 
     def run(self, time: Allowance, runner: Runner) -> Recipe:
         """Train until `time`, from the last good checkpoint if there is one. Returns the recipe that was run."""
@@ -187,7 +187,7 @@ class System:
         if lacking := [program for program in self.programs if shutil.which(program) is None]:
             return f"{self.corpus} is missing, and {' and '.join(lacking)} to build it: {self.untrained}."
         print(f"building {self.corpus} first; this is done once and not counted", flush=True)
-        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed once it is complete
+        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed when complete, so never half a corpus
         folder = self.corpus if self.corpus.exists() else whole  # missing files are added to an existing corpus
         if code := run_builder(self.builder, folder):
             return f"{self.builder} failed with {code}, see above: {self.untrained}. Run again to go on."
@@ -196,7 +196,8 @@ class System:
         return ""
 
     def earlier(self) -> Path | None:
-        """The folder of the model or part to train further, see `start_model`; None if there is none."""
+        """Return the folder of the model or part to train further, an earlier run's or the shipped one; None if there
+        is none."""
         folder = start_model(self.model) / self.part
         return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
 
@@ -223,12 +224,12 @@ class System:
         """Return whether there is an interrupted run to resume. If not, make room for a new run: rename the run's
         folder, or delete a part's checkpoints in it."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
-        scheduled = (self.run / "schedule.yaml").is_file()  # else a user started the run by hand, or there is none
+        scheduled = (self.run / "schedule.yaml").is_file()  # else there is no run, or a user started it by hand
         if scheduled and not finished.is_file():
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
                 return True
-        if not (self.part and scheduled):  # a part's run folder also stores the model's answers
+        if not (self.part and scheduled):  # a part's folder stays, because it also stores the model's answers
             set_run_aside(self.run)
             return False
         for left in (checkpoints, *(self.run / f"{self.stage}{end}" for end in ("", ".part", ".old"))):
@@ -237,7 +238,8 @@ class System:
         return False
 
     def configuration(self, time: Allowance, resumed: bool, fresh: bool) -> Recipe:
-        """Return the recipe, adapted to the time and the machine."""
+        """Return the recipe, adapted to the time and the machine. resumed: keep the options of the interrupted run.
+        fresh: begin with random weights."""
         recipe = read_recipe(self.recipe)
         trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
         if self.part:
@@ -259,11 +261,12 @@ class System:
         return recipe
 
     def judged(self, recipe: Recipe, before: float | None) -> Outcome:
-        """Score the trained model and write it to runs/. A part is written into a copy of its model if it is better."""
+        """Score the trained model and write it to runs/. before: the old model's score. A part is written into a copy
+        of its model if it is better."""
         made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
         after = self.score(made, recipe)
         better = before is None or (after < before if self.lower else after > before)
-        if before == float("inf"):  # other tokens: the scores cannot be compared
+        if before == float("inf"):  # the old model has other tokens: the scores cannot be compared
             before = None
         if self.export is not None:
             folder = self.export(made, recipe, run_folder(self.model, better))
@@ -285,13 +288,13 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def start_model(name: str) -> Path:
-    """The model to start from: an earlier run's if that was an improvement, else the shipped one."""
+    """Return the model to start from: an earlier run's if that was an improvement, else the shipped one."""
     run = RUNS / name
     return run if better_run(run) else MODELS / name
 
 
 def better_run(run: Path) -> bool:
-    """Whether a model in runs/ scored better than the one that its training began from."""
+    """Return whether a model in runs/ scored better than the one that its training began from."""
     try:
         provenance = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
         return bool(provenance[COMPARED]["better"])
@@ -300,7 +303,7 @@ def better_run(run: Path) -> bool:
 
 
 def run_folder(name: str, better: bool) -> Path:
-    """The folder in runs/ for a model. A model that is not better gets another name if a better one is there."""
+    """Return the folder in runs/ for a model. A model that is not better gets another name if a better one is there."""
     run = RUNS / name
     return RUNS / f"{name}-not-better" if better_run(run) and not better else run
 
@@ -316,7 +319,8 @@ def write_outcome(outcome: Outcome) -> Outcome:
 
 
 def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
-    """Add a time limit to a recipe, and replace its lines of progress by a bar. deadline: options of `Deadline`."""
+    """Add a time limit to a recipe, and replace its lines of progress by a bar. stage: the bar's name. at: the run's
+    end, in seconds since 1970. deadline: further options of `Deadline`."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
     bar = {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": stage, "at": at}}
@@ -325,8 +329,8 @@ def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None
 
 
 def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
-    """Use one process on a GPU, or if there are too few processors, and multiply its batch size by the recipe's number
-    of processes."""
+    """Use one process on a GPU, or if there are too few processors, and multiply its batch size, the option `size`, by
+    the recipe's number of processes."""
     trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
         trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
@@ -340,7 +344,7 @@ def epoch_steps(seconds: float, each: float, written: int) -> int:
 
 
 def numbered(stem: Path) -> Path:
-    """The first path of stem-1, stem-2, ... that does not exist."""
+    """Return the first path of stem-1, stem-2, ... that does not exist."""
     number = 1
     while (path := stem.with_name(f"{stem.name}-{number}")).exists():
         number += 1
@@ -348,7 +352,7 @@ def numbered(stem: Path) -> Path:
 
 
 def set_run_aside(folder: Path) -> None:
-    """Rename a run's folder. Nothing is deleted."""
+    """Rename a run's folder, so that a new run can use its name. Nothing is deleted."""
     if not folder.exists():
         return
     aside = numbered(folder.with_name(f"{folder.name}-before"))
@@ -357,13 +361,14 @@ def set_run_aside(folder: Path) -> None:
 
 
 def run(module: str, *arguments: str) -> None:
-    """Run a module in a child process, which ends with this process. On SIGTERM the child first writes a checkpoint."""
-    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes train with averaged gradients
+    """Run a module with arguments in a child process, which ends with this process. On SIGTERM the child first writes a
+    checkpoint."""
+    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes train at a time and share the processors
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
     with subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment) as child:
         try:
             code = child.wait()
-        except SystemExit:  # SIGTERM
+        except SystemExit:  # this process got SIGTERM
             child.terminate()
             child.wait()
             raise
@@ -385,7 +390,7 @@ def run_builder(builder: Path, out: Path) -> int:
 def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
     """Run a module's validation in one process, without writing or printing. Returns the values that it logs."""
     with lightning_says(logging.ERROR), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*does not have many workers")  # a few batches need no workers
+        warnings.filterwarnings("ignore", ".*does not have many workers")  # the batches are too few to need workers
         trainer = Trainer(
             accelerator="cpu",
             devices=1,

@@ -66,8 +66,9 @@ def own_text(
 ) -> list[list[int]]:
     """Decode the greedy text of each window. Returns its tokens, with EOS if it was reached.
 
-    states: (B, S, H) of the encoder. prompts: the decoder's prompt of each window. timed: which windows follow the
-        rules for timestamps. limit: the most new tokens; the number of the decoder's positions is a further limit.
+    states: (B, S, H), the encoder's outputs. prompts: the decoder's first tokens of each window. timed: which windows
+        follow the rules for timestamps. limit: the most new tokens; the number of the decoder's positions is a further
+        limit.
         nodes: number of tokens that `heads` or `drafter` draft in each round.
     """
     shape = None
@@ -98,14 +99,14 @@ def own_text(
 
 
 def ends(model: WhisperForConditionalGeneration) -> list[int]:
-    """Ids of the tokens that end a text."""
+    """Return the ids of the tokens that end a text."""
     end = model.generation_config.eos_token_id
     return list(end) if isinstance(end, list) else [int(end)]
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """A hash of the model's sizes, its generation rules and some numbers of each weight. Models with different hashes
-    may decode different texts."""
+    """Return a hash of the model's sizes, its generation rules and some numbers of each weight. Models with different
+    hashes may decode different texts."""
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -123,22 +124,22 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.devic
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-DETECT = -1  # in a prompt, in place of the language's token: the model detects the language
+DETECT = -1  # stands in a prompt for the language's token, which the model then detects
 SHORT = 4.0  # the fewest seconds of speech that a batch's windows are filled with
-TRAIN, DEV, ORDER = [1], [2], [3]  # parts of seeds: each kind of random choice has its own generator
-FORMAT = 1  # version of the windows' names; a change makes stored labels invalid
+TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds, so that each kind of random choice has its own generator
+FORMAT = 1  # version of the windows' names: if it changes, stored labels are not found and are decoded anew
 
 
 @dataclass
 class HeadBatch:
-    """B windows of 30 s."""
+    """A batch of B windows of sound, 30 s each."""
 
     features: Tensor | None  # log mel (B, mels, frames); None if the decoder states of all windows are stored
-    prompts: list[list[int]]  # the decoder's first tokens
-    truth: list[list[int]]  # the transcripts' tokens, EOS included
-    timed: list[bool]  # whether the prompt asks for timestamps
-    names: list[str]  # a key for each window with its prompt, for stored labels and states
-    rows: list[tuple[int, ...]]  # indices of the utterances in each window
+    prompts: list[list[int]]  # the decoder's first tokens for each window, without text
+    truth: list[list[int]]  # the tokens of each window's transcript, EOS included
+    timed: list[bool]  # whether each window's prompt asks for timestamps
+    names: list[str]  # the key under which each window's labels and states are stored
+    rows: list[tuple[int, ...]]  # indices of the utterances that each window is joined from
 
 
 class Spelling:
@@ -174,8 +175,8 @@ class Spelling:
         previous = getattr(config, "prev_sot_token_id", None)
         if previous is not None:
             self.names["<|startofprev|>"] = previous
-        self.recalls = "<|startofprev|>" in self.names  # whether a prompt can hold previous text
-        # `compose` looks these up; `split` later replaces or drops them.
+        self.recalls = "<|startofprev|>" in self.names  # whether this Whisper knows a prompt with previous text
+        # `compose` needs these names even where the model lacks the tokens; `split` later replaces or drops them.
         for name in ("<|en|>", "<|transcribe|>", "<|nospeech|>"):
             self.names.setdefault(name, self.eos_token_id)
 
@@ -218,7 +219,7 @@ class HeadWindows(Dataset[HeadBatch]):
         names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
         if all(name in self.stored for name in names):
             return HeadBatch(None, [], [], [], names, rows)
-        spelling: Any = self.spelling  # has all that `compose` needs from a tokenizer: names, pieces and EOS
+        spelling: Any = self.spelling  # Any: it is no tokenizer, but has all that `compose` needs of one
         composed = [compose(window, self.utterances, spelling, self.how) for window in windows]
         sounds = torch.zeros(len(composed), SECONDS * SAMPLE_RATE)
         for row, example in enumerate(composed):
@@ -227,7 +228,7 @@ class HeadWindows(Dataset[HeadBatch]):
         return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
-        """The key of a window with its prompt: a hash of all that window and prompt are made from."""
+        """Return the key of a window with its prompt: a hash of all that window and prompt are made from."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
             utterance = self.utterances[row]
@@ -286,8 +287,8 @@ class HeadData(LightningDataModule):
         self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
         self.composition = self.options.composition or Composition()
         self.stored: Container[str] = ()  # names of windows whose decoder states are stored: they need no sound
-        self.cut: dict[str, list[Utterance]] = {}  # the utterances of each split, long recordings cut into parts
-        self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}  # chapters and durations of each split
+        self.cut: dict[str, list[Utterance]] = {}  # split -> utterances, long recordings cut into parts
+        self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}  # split -> chapters, seconds of each utterance
 
     # Files are read at first use, not in `__init__`: the command line's parser hides errors of `__init__` in its own.
     @cached_property
@@ -309,7 +310,7 @@ class HeadData(LightningDataModule):
 
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
-        """The utterances of both splits."""
+        """Return the utterances of both splits."""
         rows = {
             part: read_splits(self.corpus, splits, self.admission)
             for part, splits in (("train", self.options.train_split), ("dev", self.options.dev_split))
@@ -318,25 +319,25 @@ class HeadData(LightningDataModule):
         return rows
 
     def seconds(self, split: str) -> list[float]:
-        """The duration of each utterance of a split; NaN if it cannot be used."""
+        """Return the duration of each utterance of a split; NaN if it cannot be used."""
         of = f"{split} recordings in '{self.corpus}'"
         return durations(self.rows[split], self.kept, self.admission, of)
 
     @property
     def units(self) -> list[str]:
-        """The tokens, ordered by id. The command line passes them to the model."""
+        """Return the tokens, ordered by id. The command line passes them to the model."""
         return token_list(self.spelling.tokenizer)
 
     @property
     def reads_own_text(self) -> bool:
-        """Whether labels are the model's own text. Only then can long recordings be cut: their parts have no
+        """Return whether labels are the model's own text. Only then can long recordings be cut: their parts have no
         transcripts."""
         trainer: Any = self.trainer
         module = getattr(trainer, "lightning_module", None)
         return getattr(getattr(module, "options", None), "labels", "own") == "own"
 
     def model(self) -> WhisperForConditionalGeneration:
-        """A copy of the Whisper, which the caller may change."""
+        """Return a copy of the Whisper, which the caller may change."""
         return copy.deepcopy(self.whisper.model)
 
     def prepare_data(self) -> None:
@@ -382,7 +383,8 @@ class HeadData(LightningDataModule):
         return self._loader("train", self.composition, [batches[number] for number in order])
 
     def val_dataloader(self) -> DataLoader[HeadBatch]:
-        """The same windows at each validation, without noise; timestamps and previous text as often as in training."""
+        """Load the same windows at each validation, without noise; timestamps and previous text as often as in
+        training."""
         assert self.trainer is not None
         batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]

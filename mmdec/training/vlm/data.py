@@ -27,7 +27,7 @@ from mmdec.training.corpora.text_files import shown
 from mmdec.training.vlm.tokens import FIELDS, NOWHERE, Batch, Encoded, asked, encode, kept_tokenizer, pack, prefix
 from mmdec.types import InputError
 
-LEARNED = 40_000  # number of conversations that the tokenizer is learned from
+LEARNED = 40_000  # the tokenizer is learned from at most so many conversations
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Question:
 
 
 def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
-    """Read the conversations of a list. Raises InputError for a row without a picture, or whose `prints` (the printed
-    texts and their patches) are malformed, naming the row."""
+    """Read the conversations listed in the file `listed`. Raises InputError for a row without a picture, or whose
+    `prints` (the printed texts and their patches) are malformed, naming the row."""
     conversations = read_conversations(listed, admission=admission)
     for row in conversations:
         if not row.images:
@@ -102,7 +102,8 @@ def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
 
 @dataclass
 class Asked:
-    """Q questions as inputs of `generate`, padded on the left. pixels: (Q, 3, H, W) uint8. tokens, mask: (Q, L)."""
+    """A batch of Q questions as inputs of `generate`, padded on the left. pixels: (Q, 3, H, W) uint8. tokens, mask: (Q,
+    L)."""
 
     pixels: Tensor
     tokens: Tensor
@@ -144,7 +145,7 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
 
 
 class Questions(Dataset[Question]):
-    """A dataset of held-out questions, one by one."""
+    """A dataset of the development split's questions, one by one. side: pixels of a picture. lead: see `prefix`."""
 
     def __init__(self, questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast, side: int, lead: str) -> None:
         self.questions, self.tokenizer, self.side, self.lead = questions, tokenizer, side, lead
@@ -218,12 +219,12 @@ class SceneData(LightningDataModule):
         self.encoded = self._encoded(conversations)
         reads = np.concatenate([[0], np.cumsum(self.encoded.patches != NOWHERE)])
         ends = np.concatenate([[0], self.encoded.bounds[:, 1]])[self.encoded.first]
-        self.printed = reads[ends[1:]] > reads[ends[:-1]]  # (N,) whether a conversation has questions that need reading
-        self.whole = np.ones(len(self.printed), bool)  # whether a conversation's picture can be read; set by `setup`
+        self.printed = reads[ends[1:]] > reads[ends[:-1]]  # (N,) whether each conversation asks for printed text
+        self.whole = np.ones(len(self.printed), bool)  # (N,) whether each picture's file is readable; set in `setup`
 
     @property
     def units(self) -> list[str]:
-        """The tokens, ordered by id. The command line passes them to the model."""
+        """Return the tokens, ordered by id. The command line passes them to the model."""
         return token_list(self.tokenizer)
 
     def _encoded(self, conversations: list[Conversation] | None) -> Encoded:
@@ -273,7 +274,8 @@ class SceneData(LightningDataModule):
             )
 
     def _whole(self, images: Sequence[Path], listed: Path) -> np.ndarray:
-        """Return for each picture whether its file can be read. Names and number of bad files are logged."""
+        """Return for each picture whether its file can be read. Bad files are logged. listed: the list, for
+        messages."""
         bad = BadRows()
         found = sizes_of(images, self.kept, self.options.image)
         for image, value in zip(images, found, strict=True):
@@ -286,7 +288,7 @@ class SceneData(LightningDataModule):
         return np.array([not isinstance(value, str) for value in found], bool)
 
     def train_dataloader(self) -> DataLoader:
-        """All processes share one endless sequence: the corpus's pictures, shuffled, again and again."""
+        """Load the next batches of an endless sequence that all processes share: the shuffled pictures, repeated."""
         assert self.trainer is not None
         world, rank = self.trainer.world_size, self.trainer.global_rank
         begin = self.trainer.current_epoch * self.options.steps_per_epoch * self.options.rows * world
@@ -308,16 +310,16 @@ class SceneData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
     def lap_length(self) -> int:
-        """The number of pictures in one pass over the corpus. With `printed_share`, pictures without print may be left
-        out."""
+        """Return the number of pictures in one pass over the corpus. With `printed_share`, pictures without print may
+        be left out."""
         printed, count = int((self.printed & self.whole).sum()), int(self.whole.sum())
         rest = count - printed
         share = self.options.printed_share if printed else None
         return count if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
-        """Shuffle the picture indices of pass `lap`: all pictures, or with `printed_share` all with print and so many
-        without that `length` are reached."""
+        """Shuffle the picture indices of pass `lap` over the corpus, `length` in all: every picture; or, with
+        `printed_share`, every picture with print, filled up with others."""
         draw = np.random.default_rng([self.options.seed, lap])
         if length == self.whole.sum():
             return draw.permutation(np.flatnonzero(self.whole))
@@ -325,15 +327,15 @@ class SceneData(LightningDataModule):
         return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
 
     def val_dataloader(self) -> DataLoader:
-        """Each process takes every n-th question, see `question_loader`."""
+        """Load every n-th question in each of n processes, see `question_loader`."""
         assert self.trainer is not None
         dataset = Questions(self.questions, self.tokenizer, self.options.image, self.lead)
         return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)
 
 
 def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
-    """Load this process's questions, every `world`-th, in batches of up to 40. Descriptions have batches of their own,
-    because they are longer than other answers."""
+    """Load the questions of process `rank` of `world`, every `world`-th, in batches of up to 40. Descriptions have
+    batches of their own, because they are longer than other answers."""
     batches = []
     for described in (False, True):
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]
@@ -343,7 +345,7 @@ def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
 
 
 def picture(path: Path, side: int) -> np.ndarray:
-    """Read a picture as (3, side, side) uint8."""
+    """Read a picture as (3, side, side) uint8. Raises InputError if it has another size."""
     pixels = read_image(path)
     if pixels.shape != (side, side, 3):
         raise InputError(f"'{path}' must be {side} x {side} pixels, but is {pixels.shape[1]} x {pixels.shape[0]}.")

@@ -101,7 +101,7 @@ def export(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/vlm"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")

@@ -45,7 +45,7 @@ TASKS = (
     "town_of", "where", "word", "yes_no",
 )  # fmt: skip
 CELLS = 8  # number of cells of one patch, each labelled with what it shows
-LONGEST = (48, 200)  # the most tokens of a short answer and of a description at validation
+LONGEST = (48, 200)  # at validation, the most tokens of a short answer, and of a description
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class VlmModule(LightningModule):
         self.model = build_model(self.shape, units, self.options.seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(self.options.cell_kinds))
         self.whitening = Whitening(self.shape.vision_width, self.shape.width)
-        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `Whitening.fold` writes its weights
+        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `Whitening.fold` writes them
         self.pointer = nn.Linear(self.shape.width, CELLS)
         kinds = [PRINTED.find(unit.strip("Ġ")) + 1 if len(unit.strip("Ġ")) == 1 else 0 for unit in units]
-        # each token's place in PRINTED, from 1; 0: the token is not one of these characters
+        # (tokens,) each token's index in PRINTED, from 1; 0: the token is not one of these printed characters
         self.register_buffer("printed", torch.tensor(kinds), persistent=False)
         self.printed: Tensor
         self.tokens = {name: units.index(name) for name in (BEGIN, END, IMAGE, PAD)}
@@ -155,7 +155,8 @@ class VlmModule(LightningModule):
         return rise * scale * self.rate(step)
 
     def losses(self, batch: Batch, vision_only: bool) -> dict[str, Tensor]:
-        """Return the batch's "loss" and its parts by name. vision_only: the loss is L_cells alone."""
+        """Return the batch's "loss" and its parts by name. vision_only: train the encoder alone, to tell what each
+        patch of the picture shows."""
         states = see(self.model, batch.pixels.float() / 127.5 - 1, self._products, self._layers[0])
         parts: dict[str, Tensor] = {}
         total: Tensor = states.sum() * 0
@@ -194,8 +195,8 @@ class VlmModule(LightningModule):
         return parts | {"loss": loss}
 
     def project(self, states: Tensor) -> Tensor:
-        """Project the encoder's states to the language model's inputs (B, P, H). The first call measures the states for
-        whitening."""
+        """Project the encoder's states (B, P, width) of P patches to the language model's inputs (B, P, H). The first
+        call measures the states for whitening."""
         projector = self.model.model.multi_modal_projector
         if not self.whitening.measured:
             goes_on = self.options.start is not None and not self.options.fresh_projector
@@ -223,7 +224,7 @@ class VlmModule(LightningModule):
         """
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         kinds = self.printed[batch.labels[row, query]]
-        shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (N, cells)
+        shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (tokens, cells)
         clear = (kinds > 0) & (shown.sum(-1) == 1)  # a character that a patch shows twice gives no unique target
         scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
         right = scores.argmax(-1) == shown.long().argmax(-1)
@@ -234,7 +235,7 @@ class VlmModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.options.vision_steps)
         for name, value in parts.items():
-            accuracy = name.endswith("right")  # not averaged over processes: one may have nothing to measure
+            accuracy = name.endswith("right")  # not averaged: a process whose batch has no print would add NaN
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens), sync_dist=not accuracy)
         return parts["loss"]
 
@@ -255,7 +256,7 @@ class VlmModule(LightningModule):
                 count[1] += 1
 
     def answer(self, batch: Asked) -> list[str]:
-        """The model's answer to each question."""
+        """Return the text of the model's greedy answer to each question."""
         longest = LONGEST[any(question.task == "describe" for question in batch.questions)]
         settings = GenerationConfig(
             do_sample=False,
@@ -309,7 +310,8 @@ def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:
-    """Turn an answer's tokens into text, up to token `end`. Pieces are byte-level, and scenes have ASCII text only."""
+    """Turn an answer's tokens into text, up to token `end`. units: the text of each token, byte-level; scenes are
+    ASCII."""
     if end in tokens:
         tokens = tokens[: tokens.index(end)]
     return "".join(units[token] for token in tokens).replace("Ġ", " ").replace("Ċ", "\n").strip()

@@ -19,7 +19,7 @@ from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
 class Shape:
     """Sizes of the network. It is deep and narrow: the more layers the target has, the more time drafting saves."""
 
-    image: int = 128  # pixels of a side
+    image: int = 128  # pixels of a side of the square picture
     patch: int = 16
     vision_width: int = 192
     vision_layers: int = 5
@@ -38,8 +38,8 @@ class Shape:
 
 
 def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
-    """The configuration of a model with the tokens `units`. The projector reads the encoder's last layer, without its
-    norm. There is no class token."""
+    """Return the configuration of a model with the tokens `units`. The projector reads the encoder's last layer,
+    without its norm. There is no class token."""
     return LlavaConfig(
         vision_config=SiglipVisionConfig(
             hidden_size=shape.vision_width,
@@ -84,11 +84,11 @@ def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditiona
 
 
 def sines(side: int, width: int) -> Tensor:
-    """Return position embeddings (side * side, width). A quarter of the channels each is for sine and cosine of the
-    row, and for sine and cosine of the column."""
+    """Return position embeddings (side * side, width) of `side` rows of `side` patches. A quarter of the channels each
+    is for sine and cosine of the row, and for sine and cosine of the column."""
     quarter = width // 4
     speeds = torch.exp(-math.log(100.0) * torch.arange(quarter) / quarter)
-    angles = torch.arange(side)[:, None] * speeds  # (side, quarter)
+    angles = torch.arange(side)[:, None] * speeds  # (rows or columns, a quarter of the channels)
     waves = torch.cat([angles.sin(), angles.cos()], -1)
     rows = waves[:, None].expand(side, side, -1)
     columns = waves[None].expand(side, side, -1)
@@ -166,7 +166,10 @@ def speak(
 def first_attention(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, norm: Tensor, queries: Tensor, keys: Tensor
 ) -> Tensor:
-    """The attention weights (B, L, L) of a layer's first head."""
+    """Return the attention weights (B, L, L) of a layer's first head, for x (B, L, H), the layer's input.
+
+    mask: (B, 1, L, L), added to the scores. norm: (H,). queries, keys: the projections of all `heads` heads.
+    """
     size = queries.shape[0] // heads
     y = F.rms_norm(x, (x.shape[-1],), norm, 1e-6)
     q, k = (turned(F.linear(y, w[:size])[:, None], cosine, sine)[:, 0] for w in (queries, keys))
@@ -177,7 +180,8 @@ Layer = Callable[..., Tensor]
 
 
 def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
-    """Apply one layer of SigLIP to x (B, P, H). weights: norms, projections and biases in the order of `see`."""
+    """Apply one layer of SigLIP to P patches x (B, P, H). weights: norms, projections and biases, ordered as in
+    `see`."""
     g1, b1, wq, bq, wk, bk, wv, bv, wo, bo, g2, b2, w1, c1, w2, c2 = weights
     width = x.shape[-1]
     y = F.layer_norm(x, (width,), g1, b1, 1e-6).to(dtype)
@@ -195,8 +199,8 @@ def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) ->
 def language_layer(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor
 ) -> Tensor:
-    """Apply one layer of Llama, with as many key heads as query heads, to x (B, L, H). weights: in the order of
-    `speak`."""
+    """Apply one layer of Llama, with as many key heads as query heads, to x (B, L, H). mask: added to the scores.
+    cosine, sine: rotary positions. weights: norms and projections, ordered as in `speak`."""
     n1, wq, wk, wv, wo, n2, wg, wu, wd = weights
     width = x.shape[-1]
     y = F.rms_norm(x, (width,), n1, 1e-6).to(dtype)
@@ -211,7 +215,7 @@ def language_layer(
 
 
 def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Apply rotary positions: states (B, heads, L, D); cosine and sine (B, L, D)."""
+    """Apply rotary positions to states (B, heads, L, D) of heads with D channels; cosine and sine (B, L, D)."""
     half = states.shape[-1] // 2
     swapped = torch.cat([-states[..., half:], states[..., :half]], -1)
     return states * cosine[:, None] + swapped * sine[:, None]
@@ -260,12 +264,13 @@ class Whitening(nn.Module):
             self.first.bias.copy_(layer.bias + layer.weight @ self.middle)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Apply whitening and the projector's first layer to states (B, P, H). Returns: (B, P, out)."""
+        """Apply whitening and the projector's first layer to P patches' states (B, P, H). Returns: (B, P, out)."""
         return self.first((states - self.middle) @ self.turn)
 
     @torch.no_grad()
     def fold(self, layer: nn.Linear) -> None:
-        """Write whitening and weights into `layer`, which reads plain states."""
+        """Write whitening and weights into `layer`, which then gives the same output from states that are not
+        whitened."""
         weight = self.first.weight @ self.turn
         layer.weight.copy_(weight)
         layer.bias.copy_(self.first.bias - weight @ self.middle)

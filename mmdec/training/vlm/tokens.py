@@ -24,7 +24,7 @@ from mmdec.training.corpora.chats import Conversation
 
 BEGIN, END, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
 USER, ASSISTANT = "USER:", "ASSISTANT:"
-PRINTED = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-"  # the characters that a cell may show: kinds 1, 2, ...
+PRINTED = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-"  # characters printed in pictures; labels of cells: 1, 2, ...
 LETTERS = r" ?[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]"
 DIGITS = r" ?[0-9]"
 TEMPLATE = (
@@ -39,7 +39,7 @@ TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedTokenizerFast:
-    """Learn byte-level pieces from `texts`. pieces: number of tokens, special ones included."""
+    """Learn a tokenizer with byte-level pieces from `texts`. pieces: number of tokens, special ones included."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -87,7 +87,7 @@ def kept_tokenizer(folder: Path, texts: Iterable[str], pieces: int) -> PreTraine
 
 
 def prefix(patches: int) -> str:
-    """Return the text before the first question, which has the image tokens."""
+    """Return the text before the first question. It has an image token for each of `patches` patches."""
     return f"{BEGIN}{USER} {IMAGE * patches}\n"
 
 
@@ -101,14 +101,14 @@ def answered(answer: str) -> str:
     return f" {answer}{END}"
 
 
-NOWHERE = 255  # in place of a patch's number: the token reads nothing printed
+NOWHERE = 255  # stands for a patch's number if no patch shows the token's character
 FIELDS = ("tokens", "patches", "bounds", "first", "images")
 READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-Za-z0-9])")  # a printed word or number
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """All conversations as flat arrays.
+    """All N conversations with T turns, a question and its answer each, as flat arrays.
 
     tokens: the tokens of all turns, one turn after the other.
     patches: for each token, the patch that shows its printed character, if it is an answer's; else NOWHERE.
@@ -137,7 +137,7 @@ class Encoded:
         return turns
 
     def save(self, path: Path) -> None:
-        """Write the file. If writing fails, an existing file stays as it was."""
+        """Write the arrays to the file `path`. If writing fails, an existing file stays as it was."""
         content = io.BytesIO()
         np.savez(content, **{name: getattr(self, name) for name in FIELDS})
         write_whole(path, content.getvalue())
@@ -194,12 +194,12 @@ def patches_read(
 
 
 IGNORED = -100
-MASKED = -1e4  # added to attention scores
+MASKED = -1e4  # added to the attention scores of tokens that must not be seen
 
 
 @dataclass
 class Batch:
-    """B rows of L tokens.
+    """A batch of B rows of L tokens, one picture in each row.
 
     pixels: (B, 3, H, W) uint8. labels: (B, L) the next token if it is an answer's, else IGNORED.
     turns: (B, L) 0 for the picture's prefix, then the number of the question; -1 for padding.
@@ -223,9 +223,10 @@ class Batch:
 def pack(
     prefix: np.ndarray, turns: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], length: int, pad: int
 ) -> tuple[np.ndarray, ...]:
-    """Pack turns, as many as fit, into one row: tokens, labels, turns, positions and patches, each (length,).
+    """Pack turns, as many as fit, into one row. Returns tokens, labels, turns, positions and patches, each (length,).
 
-    turns: as from `Encoded.turns`. Each turn's positions begin right after the prefix.
+    prefix: tokens before the first question. turns: as from `Encoded.turns`. pad: token for the rest. Each turn's
+    positions begin right after the prefix.
     """
     tokens = np.full(length, pad, np.int64)
     labels = np.full(length, IGNORED, np.int64)

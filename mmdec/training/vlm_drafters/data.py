@@ -58,7 +58,7 @@ class DraftBatch:
     prompts: list[Inputs] | None
 
     def to(self, device: torch.device) -> DraftBatch:
-        """The batch unchanged, because the teacher moves its own inputs to the device."""
+        """Return the batch unchanged, because the teacher moves its own inputs to the device."""
         return self
 
 
@@ -91,8 +91,8 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
 
 
-TRAIN, MIXED, GROUPED = 5, 6, 7  # parts of seeds: each kind of random choice has its own generator
-GROUP = 16  # number of batches whose samples are sorted together by answer length
+TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that each kind of random choice has its own generator
+GROUP = 16  # so many batches of samples are sorted by answer length together, so that batches need little padding
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class DraftData(LightningDataModule):
         self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
         self.batch_size, self.ramp, self.seed = self.options.batch_size, self.options.ramp, self.options.seed
         self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
-        self.stored: Container[str] = ()  # samples whose features are stored
+        self.stored: Container[str] = ()  # names of samples whose features are stored: they need no input tensors
 
     # Files are read at first use, not in `__init__`: the command line's parser hides errors of `__init__` in its own.
     @cached_property
@@ -166,14 +166,14 @@ class DraftData(LightningDataModule):
 
     @property
     def target_name(self) -> str:
-        """The name of the target's folder, or its hub id."""
+        """Return the name of the target's folder, or its hub id."""
         folder = Path(self.base)
         return folder.resolve().name if folder.is_dir() else self.base
 
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
-        """The chosen questions of the splits "train" and "dev". Without `dev_split`, the last training questions are
-        held out as "dev"."""
+        """Return the chosen questions of the splits "train" and "dev". Without `dev_split`, the last training questions
+        are held out as "dev"."""
         many, few, options = self.options.samples, self.options.dev_samples, self.options
         if options.dev_split is not None:
             both = {"train": self._read(options.train_split, many), "dev": self._read(options.dev_split, few)}
@@ -186,7 +186,7 @@ class DraftData(LightningDataModule):
                 f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
                 "or name a `dev_split`."
             )
-        held = {sample.name for sample in chosen[-few:]}  # a question may be listed twice
+        held = {sample.name for sample in chosen[-few:]}  # by name, because a question may be listed twice
         return {"train": [sample for sample in chosen[:-few] if sample.name not in held], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
@@ -197,22 +197,25 @@ class DraftData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The tokens, ordered by id. The command line passes them to every model."""
+        """Return the tokens, ordered by id. The command line passes them to every model."""
         return token_list(self.prompting.tokenizer)
 
     @property
     def mark(self) -> str:
-        """The target, its dtype and the token limit, for folder names: with another of these, answers may differ."""
+        """Return the target, its dtype and the token limit, for folder names: with another of these, answers may
+        differ."""
         return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
         """Open the store of the target's answers, whose keys are the samples' names. locks: until it is closed, no
-        other run writes to the same file."""
+        other run writes to the same file. rank: number of this process, which has a file of its own."""
         folder = self.kept / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> ReadingStore:
-        """Open the store of the target's features, whose keys are the samples' names. half: see `Teacher.read`."""
+        """Open the store of the target's features, whose keys are the samples' names. needs: what is read of the
+        target.
+        half: compute in bfloat16. rank: number of this process, which has files of its own."""
         named = "_".join(str(layer) for layer in needs.layers)
         named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
         return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
@@ -225,7 +228,8 @@ class DraftData(LightningDataModule):
         until: float = math.inf,
         shown: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Let the target answer the questions that have no stored answer yet; only part `part` of `parts`.
+        """Let the target answer the questions that have no stored answer yet; only part `part` of `parts` parts of
+        them.
 
         Answers are stored at once, so an interrupted run can continue.
 
@@ -256,7 +260,7 @@ class DraftData(LightningDataModule):
         return fresh
 
     def keep_features(self, needs: Needs, half: bool, part: int = 0, parts: int = 1) -> int:
-        """Compute and store the features that are not stored yet; only part `part` of `parts`.
+        """Compute and store the features that are not stored yet; only part `part` of `parts` parts of the samples.
 
         A training run with `keep_features` does the same batch by batch. All drafters with the same `needs` can use
         the stored features. Returns: the number of samples that were computed.
@@ -311,7 +315,7 @@ class DraftData(LightningDataModule):
         return self._loader(samples, batches)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Each process takes every n-th question. The longest answers are batched together."""
+        """Load every n-th question in each of n processes. The longest answers are batched together."""
         assert self.trainer is not None
         rows = self.parts["dev"]
         order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
@@ -322,7 +326,8 @@ class DraftData(LightningDataModule):
         )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
-        """Return the samples, and the batches of process `rank` in `epoch` (from 0) as lists of indices into them.
+        """Return the samples, and the batches of process `rank` of `world` in `epoch` (from 0) as lists of their
+        indices.
 
         Samples with pictures are one endless sequence: all of them, shuffled, again and again. Text-only samples are
         another. Each epoch takes the next samples of both, in the ramp's share. A batch has samples of about equal
@@ -383,16 +388,16 @@ class DraftData(LightningDataModule):
 
 
 def mixed_parts(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
-    """Order the samples so that every tenth is from `held`, until `held` is used up. If time runs out before all are
-    answered, both splits then have answers."""
+    """Order both splits' samples so that every tenth is from `held`, the development split, until it is used up. If
+    time runs out before all are answered, both splits then have answers."""
     places = [(10 * number, sample) for number, sample in enumerate(held)]
     places += [(number + number // 9 + 1, sample) for number, sample in enumerate(others)]
     return [sample for _, sample in sorted(places, key=lambda place: place[0])]
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str | None) -> Iterator[Sequence[Sample]]:
-    """Yield batches of `size` samples, and log progress now and then. line: the message, with places for two numbers;
-    None: log nothing."""
+    """Yield batches of `size` samples, and log progress from time to time. line: the message, with places for two
+    numbers; None: log nothing."""
     for number, begin in enumerate(range(0, len(samples), size)):
         yield samples[begin : begin + size]
         done = min(begin + size, len(samples))

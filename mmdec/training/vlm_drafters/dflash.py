@@ -47,13 +47,13 @@ class DFlashModule(DraftModule):
         self.hparams.update(anchors=anchors)
 
     def needed(self, config: DraftConfig) -> Needs:
-        """What training needs from the target's pass: the features of the layers that the network reads, and the LM
-        head's input (layer -1), from which the target's distributions are computed."""
+        """Return what training needs from the target's pass: the features of the layers that the network reads, and the
+        LM head's input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1))
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """The configuration of a new network: like a layer of the target, with its padding token as the mask token, and
-        with the recipe's changes."""
+        """Return the configuration of a new network: like a layer of the target, with its padding token as the mask
+        token, and with the recipe's changes."""
         config = DFlashConfig.like(teacher.config, **{"mask_token": teacher.pad, **self.options.network})
         if config.own_head or config.own_embedding:
             raise InputError(
@@ -64,25 +64,25 @@ class DFlashModule(DraftModule):
 
     @property
     def depth(self) -> int:
-        """Number of tokens that a block drafts: all are trained."""
+        """Return the number of tokens that a block drafts: all are trained."""
         return cast(DFlash, self.network).config.drafts
 
     @property
     def chain(self) -> int:
-        """Number of tokens of the chains that validation simulates."""
+        """Return the number of tokens of the chains that validation simulates."""
         return min(self.options.chain, self.depth)
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """Draft from every column as a root. Returns for each depth s from 0 the final normed states (B, N - s, H), of
-        which column c predicts token c + s + 1."""
+        """Draft up to `count` tokens from each of the N answer columns as a root. Returns for each depth s from 0 the
+        final normed states (B, N - s, H), of which column c predicts answer token c + s + 1."""
         length = columns.mask.shape[1]
         roots = torch.arange(length, device=columns.mask.device).expand_as(columns.mask)
         states = torch.cat([self.blocks(columns, texts, part) for part in roots.split(self.anchors, 1)], 1)
         return [states[:, : length - step, step] for step in range(min(count, length))]
 
     def blocks(self, columns: Columns, texts: list[Reading], roots: Tensor) -> Tensor:
-        """Run the network over the blocks that begin at the columns `roots` (B, R). Returns: states (B, R, K, H), see
-        `block_states`."""
+        """Run the network over the blocks that begin at the columns `roots` (B, R), -1 for none. Returns: final normed
+        states (B, R, K, H), one for each of the K tokens that a block drafts."""
         network = cast(DFlash, self.network)
         answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)
         tokens = answers.gather(1, roots.clamp(min=0))[..., None].repeat(1, 1, network.config.block_size)
@@ -119,15 +119,15 @@ class DFlashModule(DraftModule):
         return {**parts, "loss": self.loss_weights.tokens * total}
 
     def _compared(self, hidden: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-        """Compare P states with the target's: the cross-entropy (P,) of their distributions, and (P,) 1 where both find
-        the same token likeliest, else 0."""
+        """Compare P states `hidden` (P, H) with the target's, `expected`: the cross-entropy (P,) of their
+        distributions, and (P,) 1 where both find the same token likeliest, else 0."""
         drafted, wanted = self.teacher.logits(hidden), self.teacher.logits(expected)
         return token_loss(drafted, wanted), (drafted.argmax(-1) == wanted.argmax(-1)).to(drafted.dtype)
 
 
 def drawn_roots(lengths: Tensor, most: int) -> Tensor:
-    """Draw up to `most` roots from each row's first `lengths` (B,) columns. Returns: (B, R) int64, ascending; -1 at the
-    end of rows with fewer roots."""
+    """Draw up to `most` roots from the columns of each answer; `lengths` (B,) says how many it has. Returns: columns
+    (B, R) int64, ascending; -1 at the end of rows with fewer roots."""
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
     order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, : min(most, width)]
@@ -138,8 +138,8 @@ def drawn_roots(lengths: Tensor, most: int) -> Tensor:
 def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor) -> Tensor:
     """Run the network over blocks that begin at columns of the answers.
 
-    roots: (B, R) the columns where blocks begin. block: (B, R * b, H), the embeddings of the blocks' tokens.
-    Returns: final normed states (B, R, K, H), one for each drafted token; values at a root of -1 are undefined.
+    roots: (B, R) the columns where blocks begin. block: (B, R * b, H), the embeddings of the blocks' b tokens each.
+    Returns: final normed states (B, R, K, H), one for each of K drafted tokens; values at a root of -1 are undefined.
     """
     size, at = network.config.block_size, roots.clamp(min=0)
     # A block attends to the target's columns before its root. `Columns` stores each column's feature under the token
@@ -148,7 +148,7 @@ def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor
     before = torch.cat([columns.prompt_positions, columns.positions], -1)
     own = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]
     seen = torch.cat([columns.prompt_mask[:, None].expand(-1, roots.shape[1], -1), own], 2)  # (B, R, M + N)
-    mask = additive(seen, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N)
+    mask = additive(seen, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), for all heads and a block's tokens
     positions = columns.positions.gather(1, at)[..., None] + torch.arange(1, size + 1, device=roots.device)
     for index in range(network.depth):
         context = network.context(read, before, index)
@@ -161,9 +161,9 @@ def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor
 def block_attention(queries: Tensor, context: Pair, own: Pair, mask: Tensor, size: int) -> Tensor:
     """Compute the attention of blocks: to the target's columns, and within each block in both directions.
 
-    queries: (B, heads, R * b, d). context: keys and values (B, h, S, d) of the target's columns. own: keys and values
+    queries: (B, heads, R * b, d). context: keys and values (B, h, S, d) of S target columns. own: keys and values
         (B, h, R * b, d) of the blocks. mask: additive (B, 1, 1, R, S), the target's columns that each block sees.
-    size: b.
+    size: b, the tokens of a block.
     Returns: (B, heads, R * b, d).
     """
     groups, count = context[0].shape[1], mask.shape[3]

@@ -69,12 +69,12 @@ class Eagle3Module(DraftModule):
         self.hparams.update(columns=columns, draft_vocab=draft_vocab)
 
     def needed(self, config: DraftConfig) -> Needs:
-        """What training needs from the target's pass: the features of the layers that the network reads, and the LM
-        head's input (layer -1), from which the target's distributions are computed."""
+        """Return what training needs from the target's pass: the features of the layers that the network reads, and the
+        LM head's input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1), embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """The configuration of a new network: like a layer of the target, with `columns`, `draft_vocab` and the
+        """Return the configuration of a new network: like a layer of the target, with `columns`, `draft_vocab` and the
         recipe's changes."""
         own = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
         if own["draft_vocab_size"] >= teacher.config.vocab_size:
@@ -82,8 +82,9 @@ class Eagle3Module(DraftModule):
         return Eagle3Config.like(teacher.config, **own)
 
     def first_network(self) -> DraftNetwork:
-        """The network that training begins with: loaded from `start`, or new. A new one gets its draft vocabulary from
-        the training answers, and its LM head begins as a copy of the target's, if the sizes are equal."""
+        """Return the network that training begins with: loaded from `start`, or new. A new one gets its draft
+        vocabulary from the training answers, and its LM head begins as a copy of the target's, if the sizes are
+        equal."""
         network = cast(Eagle3, super().first_network())
         config = network.config
         if config.own_embedding or config.mask_token is not None:
@@ -106,7 +107,7 @@ class Eagle3Module(DraftModule):
 
     @property
     def drafted(self) -> Tensor:
-        """(V,) int64: the index of each of the target's tokens in the draft vocabulary; -1 for tokens outside of it."""
+        """Return (V,) int64: the index of each of the target's V tokens in the draft vocabulary; -1 for others."""
         network = cast(Eagle3, self.network)
         places = torch.full((network.config.vocab_size,), -1, device=self.device)
         drafted = torch.arange(network.vocabulary, device=self.device)
@@ -114,11 +115,13 @@ class Eagle3Module(DraftModule):
         return places
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the network's own LM head. hidden: (..., H). Returns: (..., Vd), float32."""
+        """Apply the network's own LM head to states (..., H). Returns: logits (..., Vd) of the Vd drafted tokens,
+        float32."""
         return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """Rank each true next token at each depth of a chain, by the network's own LM head; see `rank_texts`."""
+        """Rank each true next token at each depth of a chain, by the network's own LM head, for simulated decoding; see
+        `rank_texts`."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
 
@@ -126,7 +129,7 @@ class Eagle3Module(DraftModule):
         """Return the batch's "loss", and its parts for logging. "round" estimates the tokens per round of decoding with
         chains of `CHAIN` drafted tokens."""
         probs, best = self.distributions(columns, texts)
-        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each column's index among the P
+        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each column's row in `probs`
         total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
         accepted, alive = columns.states.new_zeros(()), columns.mask
         weights = step_weights(torch.zeros_like(columns.mask).masked_scatter(columns.mask, best >= 0), self.depth)
@@ -150,16 +153,16 @@ class Eagle3Module(DraftModule):
         return {**parts, "loss": self.loss_weights.tokens * total}
 
     def _compared(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Compare P states with the target: the cross-entropy (P,), 0 where the target's likeliest token cannot be
-        drafted; and (P,) 1 where both find the same token likeliest, else 0."""
+        """Compare P states `hidden` (P, H) with the target's `probs` (P, Vd) and likeliest tokens `best` (P,): the
+        cross-entropy (P,), 0 where `best` is -1; and (P,) 1 where both find the same token likeliest, else 0."""
         drafted = self.logits(hidden)
         entropy = -(probs * drafted.log_softmax(-1)).sum(-1)
         return entropy.masked_fill(best < 0, 0.0), (drafted.argmax(-1) == best).to(entropy.dtype)
 
     @torch.no_grad()
     def distributions(self, columns: Columns, texts: Sequence[Reading]) -> tuple[Tensor, Tensor]:
-        """Return the target's distributions (P, Vd) over the draft vocabulary, and its likeliest tokens (P,) as indices
-        of this vocabulary; -1 for tokens outside of it."""
+        """Return the target's distributions (P, Vd) at P answer columns over the draft vocabulary's Vd tokens, and its
+        likeliest tokens (P,) as indices of this vocabulary; -1 for tokens outside of it."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.drafted, cast(Eagle3, self.network)
         tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))

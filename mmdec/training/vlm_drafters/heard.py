@@ -23,7 +23,7 @@ class Listening:
         self.heard, self.tokenizer = heard, heard.tokenizer
 
     def __call__(self, sample: Sample) -> Inputs:
-        """The inputs of one recording, as a batch of one. Raises InputError if the recording is too long for the
+        """Return the inputs of one recording, as a batch of one. Raises InputError if the recording is too long for the
         processor."""
         assert sample.sound is not None
         return self.heard.inputs([self.heard.check(sample.sound.samples())])

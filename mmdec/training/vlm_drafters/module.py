@@ -43,10 +43,10 @@ from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
 from mmdec.types import InputError, Needs
 
-CELLS = 1 << 26  # the most logits in memory at a time, of the drafter or of the target
-TOP = 10  # tokens that ListMLE ranks
+CELLS = 1 << 26  # the most logits (positions x tokens) in memory at a time: more are computed in pieces
+TOP = 10  # number of the target's likeliest tokens whose order the loss ListMLE compares
 T = TypeVar("T")
-HEAD = "lm_head.weight"  # the LM head of networks that have their own: AdamW trains it, not Muon
+HEAD = "lm_head.weight"  # a network's own LM head, if it has one: AdamW trains it, not Muon
 
 
 @dataclass(frozen=True)
@@ -69,29 +69,29 @@ class Weights:
 
 
 def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Return the SmoothL1 loss (P,) between features (P, H), the mean over channels."""
+    """Return the SmoothL1 loss (P,) between features (P, H) at P positions, the mean over the H channels."""
     return smooth_l1_loss(predicted, expected, reduction="none").mean(-1)
 
 
 def token_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Return the cross-entropy (P,) of the drafter's logits (P, V) with the distribution of the target's (P, V)."""
+    """Return the cross-entropy (P,) of the drafter's logits (P, V) over V tokens with the target's distribution."""
     return -(expected.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
 
 
 def distribution_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Return the L1 distance (P,) between the distributions of two tensors of logits (P, V)."""
+    """Return the L1 distance (P,) between the distributions of the drafter's and the target's logits (P, V)."""
     return (predicted.softmax(-1) - expected.softmax(-1)).abs().sum(-1)
 
 
 def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Return the ListMLE loss (P,) (Xia et al. 2008) of logits (P, V).
+    """Return the ListMLE loss (P,) (Xia et al. 2008) of the drafter's logits (P, V) over V tokens.
 
     The target orders its best tokens. The loss is minus the log-probability of this order under the Plackett-Luce model
     with the drafter's scores.
     """
     order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
     scores = predicted.gather(-1, order)
-    rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # log-sum of each token and those after it
+    rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # log-sum-exp of each token's score and those after it
     return (rest - scores).sum(-1)
 
 
@@ -103,8 +103,8 @@ PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
-    """Call `function` on tensors (P, ...), at most `width` rows at a time. Returns the result of each call. With more
-    than one call, activations are not stored but computed again in the backward pass."""
+    """Call `function` on tensors (P, ...), at most `width` rows at a time, to save memory. Returns the result of each
+    call. With more than one call, activations are not stored but computed again in the backward pass."""
     if len(rows[0]) <= width:
         return [function(*rows)]
     pieces = zip(*(part.split(width) for part in rows), strict=True)
@@ -114,10 +114,11 @@ def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
 def losses(
     predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
-    """Compare features (P, H) of drafter and target. Returns the weighted sum as "loss", its parts, and "right": the
-    share of positions where both find the same token likeliest.
+    """Compare the drafter's features (P, H) with the target's. Returns the weighted sum as "loss", its parts, and
+    "right": the share of positions where both find the same token likeliest.
 
-    logits: applies the LM head, (P, H) -> (P, V). cells: the most logits in memory at a time, see `in_pieces`.
+    logits: applies the LM head, (P, H) -> (P, V). weights: of the loss's parts. cells: the most logits in memory at a
+        time.
     """
     parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
 
@@ -188,14 +189,14 @@ class DraftOptions:
 
 
 def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
-    """The FSDP wrapper that holds the weights' shards; None where every process has all weights."""
+    """Return the FSDP wrapper that holds the weights' shards; None where every process has all weights."""
     wrapped: nn.Module | None = trainer.strategy.model
     return wrapped if isinstance(wrapped, FullyShardedDataParallel) else None
 
 
 @contextmanager
 def whole_weights(trainer: Trainer) -> Iterator[None]:
-    """A context in which every process has all weights, for reading. All processes must enter it."""
+    """Open a context in which every process has all weights, for reading. All processes must enter it."""
     wrapped = sharded(trainer)
     if wrapped is None:
         yield
@@ -214,9 +215,9 @@ def rank_texts(
 ) -> list[Tensor]:
     """Rank the true tokens among the drafter's tokens, for simulated decoding. Rank 0 is the likeliest token.
 
-    steps: step d has the features (B, N - d, H) of columns d ... N - 1, without noise. logits: applies the LM head,
-        features (..., H) -> (..., V). drafted: (V,) the index of each token among the logits, -1 if it cannot be
-        drafted; None: the index is the token's id.
+    steps: step d has the features (B, N - d, H) of the answers' columns d ... N - 1, without noise. logits: applies the
+        LM head, features (..., H) -> (..., V). drafted: (V,) the index of each token among the logits, -1 if it cannot
+        be drafted; None: the index is the token's id.
 
     Returns: for each text of A tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of token r + 1
         + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
@@ -236,7 +237,7 @@ def rank_texts(
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
-        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): for the roots 0 ... N - depth - 1
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): for roots with so long a text
         ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], WIDTH).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
@@ -263,8 +264,8 @@ class DraftModule(LightningModule):
         self.loss_weights = Weights(**{**vars(self.weights), **overrides})
         settings = self.options
         self.rate = Schedule(settings.schedule, settings.warmup, settings.decay_from, settings.decay_steps)
-        self.best = 0.0  # tokens per round of the saved network
-        self.ranks: list[Tensor] = []  # of this validation's texts, see `rank_texts`
+        self.best = 0.0  # tokens per round of the best network so far, which is saved
+        self.ranks: list[Tensor] = []  # ranks of true tokens in this validation's texts, see `rank_texts`
         self.sums: dict[str, float] = {}
 
     @property
@@ -277,7 +278,7 @@ class DraftModule(LightningModule):
             raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
         teacher = data.teacher
         teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright does not bind it
-        self.held = (teacher,)  # a tuple hides it from torch, so that it is no submodule
+        self.held = (teacher,)  # a tuple hides the target from torch: it is neither saved nor trained
         self.mark = teacher.name
         self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
         self.network = self.first_network()
@@ -288,28 +289,28 @@ class DraftModule(LightningModule):
             data.stored = self.store
 
     def needed(self, config: DraftConfig) -> Needs:
-        """What training needs from the target's pass: the features that the network reads, and those that the loss
-        compares with."""
+        """Return what training needs from the target's pass: the features that the network reads, and those that the
+        loss compares with."""
         return Needs(layers=config.layers, embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """The configuration of a new network: like a layer of the target, with the recipe's changes."""
+        """Return the configuration of a new network: like a layer of the target, with the recipe's changes."""
         return network_class(self.system).config_class.like(teacher.config, **self.options.network)
 
     def first_network(self) -> DraftNetwork:
-        """The network that training begins with: new, like a layer of the target, or loaded from `start`."""
+        """Return the network that training begins with: new, like a layer of the target, or loaded from `start`."""
         kind, target = network_class(self.system), self.teacher.model
         if self.options.start is not None:
             network = load_network(Path(self.options.start), target)
             if type(network) is not kind:
                 raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
-            network.config = replace(network.config, **self.names)  # the target may be newer than `start`
+            network.config = replace(network.config, **self.names)  # `start` may name an earlier version of the target
             return network.float().train()
         torch.manual_seed(self.options.seed)
         return kind(replace(self.draft_config(self.teacher), **self.names))
 
     def read(self, batch: DraftBatch) -> list[Reading]:
-        """The target's features for a batch, either stored or computed now."""
+        """Return the target's features for each text of a batch, either stored or computed now."""
         if self.store is not None:
             readings = self.store.read(batch.rows, batch.prompts, batch.answers)
         else:
@@ -318,24 +319,26 @@ class DraftModule(LightningModule):
         return [reading.to(self.device) for reading in readings]
 
     def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-        """The network's inputs for a batch. The features of the network's layers come first in `texts`; features of
-        more layers may follow, for the loss."""
+        """Return the network's inputs for a batch. The features of the network's layers come first in `texts`; features
+        of more layers may follow, for the loss."""
         config = self.network.config
         size = len(config.layers) * config.target_size
         return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
 
     def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
-        """Return the batch's "loss", and its parts for logging. noise: see `DraftOptions`."""
+        """Return the batch's "loss", and its parts for logging. texts: the target's features. noise: up to noise * 512
+        / length is added to them."""
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """Count at each depth of a chain the tokens that the drafter finds likelier than the true one: `rank_texts`."""
+        """Count at each depth of a chain the tokens that the drafter finds likelier than the true one, for simulated
+        decoding: see `rank_texts`."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """Draft from every column as a root. Returns for each of `count` depths s from 0 the network's features (B, N -
-        s, H), of which column c predicts the feature of token c + s."""
+        """Draft from each of the N answer columns as a root. Returns for each of `count` depths s from 0 the network's
+        features (B, N - s, H), of which column c predicts the feature of answer token c + s."""
         return unrolled(self.network, columns, count, self.options.through)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
@@ -354,12 +357,12 @@ class DraftModule(LightningModule):
 
     @property
     def depth(self) -> int:
-        """Number of drafting steps that training unrolls."""
+        """Return the number of drafting steps that training unrolls."""
         return 1 if self.training and self.global_step < self.options.unroll_from else self.options.unroll
 
     @property
     def chain(self) -> int:
-        """Number of tokens of the chains that validation simulates."""
+        """Return the number of tokens of the chains that validation simulates."""
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
@@ -383,9 +386,9 @@ class DraftModule(LightningModule):
         self.ranks, self.sums = [], {}
         chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
         scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
-        if self.trainer.sanity_checking:  # scores of the initial network, before training
+        if self.trainer.sanity_checking:  # training has not begun: these scores are of the initial network
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # an uninterrupted run would not validate here
+            if self.global_step:  # a resumed run: an uninterrupted one would log nothing here
                 return
         else:
             if self.options.decoded:
@@ -412,7 +415,7 @@ class DraftModule(LightningModule):
                 new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
                 counts += torch.tensor(
                     [new_tokens - 1, len(generation.rounds) - 1], device=self.device
-                )  # without the prompt's pass
+                )  # rounds without the target's pass over the prompt
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 
@@ -421,7 +424,8 @@ class DraftModule(LightningModule):
             self.keep({})
 
     def keep(self, scores: dict[str, float]) -> Path:
-        """Save the network in `drafter/` in half precision and replace the old one."""
+        """Save the network in `drafter/` in half precision and replace the old one. scores: development scores by
+        name."""
         folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
@@ -476,13 +480,15 @@ class DraftModule(LightningModule):
 
 
 def step_weights(counted: Tensor, depth: int) -> Tensor:
-    """Return the factor (depth,) on each drafting step's mean loss, see `token_weight`. counted: (B, N) bool, the
-    columns that count. Step s counts columns from s on: none if only other processes have answers of this length."""
+    """Return the factor (depth,) on each drafting step's mean loss, with which all processes' tokens weigh the same,
+    see `token_weight`. counted: (B, N) bool, the answer columns that count. Step s counts columns from s on: none if
+    only other processes have answers of this length."""
     return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
 
 
 def expected_states(texts: Sequence[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
-    """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right."""
+    """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right. size: H.
+    layers: the layers whose features `texts` hold; -1 is the LM head's input."""
     if -1 not in layers:
         raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")
     begin = layers.index(-1) * size

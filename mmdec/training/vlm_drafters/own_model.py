@@ -26,15 +26,15 @@ from mmdec.training.corpora.chats import check_listed
 from mmdec.training.corpora.image_text import asked_of
 from mmdec.training.processes import only_one
 from mmdec.training.timed_run import Recipe, set_deadline
-from mmdec.training.vlm_drafters import dflash, eagle3, systems  # noqa: F401 # so that `modules` knows them
+from mmdec.training.vlm_drafters import dflash, eagle3, systems  # noqa: F401 # so that `modules` finds them
 from mmdec.training.vlm_drafters.data import DraftData
 from mmdec.training.vlm_drafters.module import DraftModule
 from mmdec.types import InputError
 
-NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # option of a recipe -> option of the command, in errors
+NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # option of a recipe -> option of the command, for errors
 ASKING = 0.3  # share of the time for the model's answers
 HELD_OUT = 0.1  # share of the questions that the drafter is measured on
-MOST_HELD_OUT, MOST_STEPS = 64, 100  # the most such questions; the most steps between two measurements
+MOST_HELD_OUT, MOST_STEPS = 64, 100  # the most held-out questions; the most steps between two measurements
 STEPS_A_MINUTE = 4  # the most steps between two measurements for each minute of the run
 MOST_KEPT = 4e9  # the most bytes of stored features; if there are more, the model computes them again in each step
 # EAGLE-3 drafts vocabularies up to ALL_TOKENS whole; of larger ones it drafts MANY_TOKENS, or 32,000 if the model has
@@ -107,7 +107,7 @@ def _trained(
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
     told(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
-    del data  # training loads the model itself
+    del data  # frees memory: training loads the model again
     main(["fit", "--config", str(written), "--ckpt_path", "last"])
     folder = run.output / "drafter"
     training = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["training"]
@@ -138,7 +138,8 @@ def data_options(run: DrafterRun) -> Recipe:
 
 
 def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) -> DraftData:
-    """Let the model answer questions until the time `until`. Returns the answered questions, some of them held out."""
+    """Let the model answer questions until the time `until`, in seconds since 1970; `shown` as in `train_drafter`.
+    Returns the answered questions, some of them held out."""
     options = data_options(run)
     data = DraftData(**options)
     count = len(data.samples["train"]) + 1
@@ -149,7 +150,8 @@ def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) 
 
 
 def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
-    """Write the run as a recipe of `python -m mmdec.training`. at: the run's end, in seconds since 1970."""
+    """Write the run as a recipe of `python -m mmdec.training`. data: answered questions. at: its end, in seconds since
+    1970."""
     config = data.teacher.config
     size, vocabulary = config.hidden_size, config.vocab_size
     batch = 8 if size <= 1024 else 2
@@ -188,7 +190,7 @@ def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
 
 
 def _trainer(folder: Path) -> Recipe:
-    """A recipe's trainer, which writes into a run's folder."""
+    """Return the trainer section of a recipe that writes into a run's folder."""
     log = {"save_dir": str(folder), "name": "log", "version": ""}
     checkpoint = {
         "dirpath": str(folder / "checkpoints"),

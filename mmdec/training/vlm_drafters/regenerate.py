@@ -31,7 +31,7 @@ def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="a drafter's recipe")
     for name in ("base", "corpus", "kept"):

@@ -36,8 +36,8 @@ class Prompting:
         self.films = getattr(self.processor, "video_token", None) is not None
 
     def __call__(self, sample: Sample) -> Inputs:
-        """The inputs of one sample, as a batch of one. Video frames enter as a video if the processor supports videos,
-        else as pictures."""
+        """Return the inputs of one sample, as a batch of one. Video frames enter as a video if the processor supports
+        videos, else as pictures."""
         if self.tokenizer is self.processor:  # a language model has no processor, only a tokenizer, and no pictures
             return self._text(sample)
         content: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ class Prompting:
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """Append text tokens to the inputs of a batch of one."""
+    """Return the inputs of a batch of one with text tokens appended."""
     ids = inputs["input_ids"]
     added = torch.tensor([list(tokens)], dtype=ids.dtype, device=ids.device)
     fills = {"input_ids": added, "attention_mask": torch.ones_like(added)}
@@ -86,8 +86,8 @@ def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _of_text(name: str, inputs: Inputs) -> bool:
-    """Whether an input has one number for each text token. A sound's mask may have this shape by chance, so inputs with
-    "feature" in their name do not count."""
+    """Return whether an input has one number for each text token. A sound's mask may have this shape by chance, so
+    inputs with "feature" in their name do not count."""
     return inputs[name].shape == inputs["input_ids"].shape and "feature" not in name
 
 
@@ -122,10 +122,10 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     return joined
 
 
-FORMAT = 1  # version of the samples' names; a change makes stored answers invalid
+FORMAT = 1  # version of the samples' names: if it changes, stored answers are not found and are made anew
 LONG = 20  # number of words from which the corpus's own answer counts as long
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-SUBSET = 4  # part of the seed of the generator that chooses questions
+SUBSET = 4  # first number of the seed with which questions are chosen, so that no other draw repeats it
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,19 @@ class Sample:
     name: str  # a hash of the question, its pictures and their sizes
     question: str
     images: tuple[Path, ...] = ()
-    video: tuple[Path, ...] = ()  # frames, in their order
+    video: tuple[Path, ...] = ()  # files of a video's frames, in their order
     words: int = 0
-    history: tuple[tuple[str, str], ...] = ()  # (role, text) of what was said before
-    place: str = field(default="", compare=False)  # file and row where the question is listed
+    history: tuple[tuple[str, str], ...] = ()  # (role, text) of the turns before the question
+    place: str = field(default="", compare=False)  # file and row where the question is listed, for messages
     sound: Utterance | None = field(default=None, compare=False)  # the recording; `question` is then its transcript
 
     @property
     def visual(self) -> bool:
-        """Whether the prompt has pictures, a video or a sound."""
+        """Return whether the prompt has pictures, a video or a sound."""
         return bool(self.images or self.video or self.sound)
 
     def without_pictures(self) -> Sample:
-        """The same question, without its pictures."""
+        """Return the same question, without its pictures."""
         return replace(self, name=f"{self.name}/text", images=(), video=()) if self.visual else self
 
 
@@ -180,7 +180,7 @@ def read_samples(
     admission: Admission = STRICT,
     kept: Path | None = None,
 ) -> list[Sample]:
-    """Read the questions that `choice` selects; None: all, in their order.
+    """Read the questions of a split that `choice` selects; without it, all in their order.
 
     corpus: a folder with {split}.json, .jsonl or .txt, or such a file itself, see `read_chats`. reading: how rows
         become questions. kept: folder where the results of picture checks are stored; None: nowhere.
@@ -207,7 +207,8 @@ def read_samples(
 
 
 def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of: str) -> list[Sample]:
-    """Return the questions whose pictures can all be read. of: the questions' name in messages."""
+    """Return the questions whose pictures can all be read. admission: how many may be bad. kept: folder where results
+    are stored. of: the questions' name in messages."""
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
     found = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
     whole, bad = [], BadRows()
@@ -226,7 +227,7 @@ def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of:
 
 def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: int, lap: int) -> Iterator[Sample]:
     """Yield questions in a random order. Lap 0 gives of each conversation one question with a long answer and one with
-    a short answer; lap 1 gives the rest."""
+    a short answer; lap 1 gives the rest. rows: the conversations. root: finds their pictures."""
     for number, row in enumerate(rows):
         questions = list(_questions(row, root, reading))
         kinds: set[bool] = set()
@@ -255,7 +256,7 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
 
 def _questions(conversation: Conversation, root: Names, reading: Questions) -> Iterator[Sample]:
     """Yield the questions of a conversation. A question about pictures is asked alone, another one after the turns
-    before it."""
+    before it. root: finds the pictures. reading: how many turns and frames are kept."""
     video = _frames(conversation, root, reading.frames)
     system = conversation.notes.get(SYSTEM)
     begun = () if system is None else ((SYSTEM, str(system)),)

@@ -59,7 +59,7 @@ class SpecVlmModule(DraftModule):
         self.hparams.update(cost=cost)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """The loss, plus the gate's cost if `cost` is not 0."""
+        """Return the loss, plus the gate's cost if `cost` is not 0."""
         parts = dict(super().compare(columns, texts))
         network = cast(SpecVLM, self.network)
         if not self.cost or network.gate is None:
@@ -119,21 +119,21 @@ class FlashModule(DraftModule):
 
     @property
     def depth(self) -> int:
-        """Number of slots: all are trained."""
+        """Return the number of slots: all are trained."""
         return cast(FlashNetwork, self.network).slots
 
     @property
     def chain(self) -> int:
-        """Number of tokens that a pass drafts: one for each slot."""
+        """Return the number of tokens that a pass drafts: one for each slot."""
         return min(self.options.chain, self.depth)
 
     def share(self, epoch: int) -> float:
-        """The share of the refiners' input tokens that are the slots' own predictions, in an epoch (from 0)."""
+        """Return the share of the refiners' input tokens that are the slots' own predictions, in an epoch (from 0)."""
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """Draft from every column as a root. Returns for each slot s its features (B, N - s, H): columns that draft a
-        token beyond the answers' end are left out."""
+        """Draft from each of the N answer columns as a root. Returns for each of `count` slots s its features (B, N -
+        s, H): columns that draft a token beyond the answers' end are left out."""
         network = cast(FlashNetwork, self.network)
         slots = raw_slots(network, columns)
         embeds = text_embeds(columns, network.slots)
@@ -155,8 +155,8 @@ class FlashModule(DraftModule):
 
 
 def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
-    """Compute the slots' states (B, N, k, H) before the refiners. Slot i of a column attends to the prompt, to slot 0
-    of earlier columns, and to slots 0 ... i of the same column."""
+    """Compute the states (B, N, k, H) of N columns' k slots before the refiners. Slot i of a column attends to the
+    prompt, to slot 0 of earlier columns, and to slots 0 ... i of the same column."""
     states = network.fuse(columns.embeds, columns.features)
     rows, length, count = *states.shape[:2], network.slots
     spread = network.slot_states(states).flatten(1, 2)
@@ -175,8 +175,8 @@ def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
 
 
 def text_embeds(columns: Columns, slots: int) -> Tensor:
-    """Return for each column c the embeddings of answer tokens c + 1 ... c + k - 1, (B, N, k - 1, H); zero beyond the
-    answer's end."""
+    """Return for each of N columns c the embeddings of answer tokens c + 1 ... c + k - 1, (B, N, k - 1, H); zero beyond
+    the answer's end. slots: k."""
     padded = pad(columns.embeds, (0, 0, 0, slots))
     length, device = columns.embeds.shape[1], padded.device
     positions = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)

@@ -34,17 +34,17 @@ from mmdec.types import InputError, Needs
 @dataclass(frozen=True)
 class Reading:
     """The target's features of one text of L columns: the P tokens of the prompt, then the answer's tokens without the
-    last."""
+    last, after which nothing is drafted."""
 
-    prompt: int  # P
-    answer: list[int]  # L - P + 1 tokens
+    prompt: int  # P, number of tokens in the prompt
+    answer: list[int]  # L - P + 1 tokens, the last included
     embeds: Tensor  # (L, H), the first layer's inputs, or the embeddings of the token ids (`Needs.embeds`)
-    features: Tensor  # (L, k * H) of the layers that the drafter reads
-    visual: Tensor  # (L,) bool
-    positions: Tensor | None = None  # (3, L) int64, of a target whose positions have three axes
+    features: Tensor  # (L, k * H) hidden states of the k layers that the drafter reads, side by side
+    visual: Tensor  # (L,) bool, whether the column is of a picture, a video or a sound
+    positions: Tensor | None = None  # (3, L) int64, only of a target whose positions have three axes
 
     def to(self, device: torch.device) -> Reading:
-        """The same reading on another device, in float32."""
+        """Return the same reading on another device, in float32."""
         return Reading(
             self.prompt,
             self.answer,
@@ -77,7 +77,7 @@ class Teacher:
 
     @property
     def name(self) -> str:
-        """A hash of the weights, the same wherever the model is stored."""
+        """Return a hash of the target's weights, the same wherever the model is stored."""
         return fingerprint(self.model)
 
     @property
@@ -91,7 +91,7 @@ class Teacher:
         return output.weight, getattr(output, "bias", None)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Apply the LM head. features: (..., H). Returns: logits (..., V), float32."""
+        """Apply the LM head to the features (..., H) of its input. Returns: logits (..., V) over V tokens, float32."""
         weight, bias = self.head
         return linear(features.to(weight.dtype), weight, bias).float()
 
@@ -136,7 +136,7 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
-        """Answer greedily, with at most `limit` tokens. A complete answer includes its end token."""
+        """Answer the prompts greedily, each with at most `limit` tokens. A complete answer includes its end token."""
         batch = self.to_device(join(prompts, self.pad, left=True))
         generated: Any = self.model.generate(  # type: ignore[operator] # pyright does not bind its protocol
             **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
@@ -148,7 +148,7 @@ class Teacher:
         return tokens[: ends[0] + 1] if ends else tokens
 
     def to_device(self, batch: Inputs) -> Inputs:
-        """Move inputs to the target's device, and pictures to its precision."""
+        """Move inputs to the target's device, and floating-point ones, such as pictures, to its precision."""
         return {
             name: value.to(self.device, self.model.dtype if value.is_floating_point() else value.dtype)
             for name, value in batch.items()
@@ -166,7 +166,7 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     return kind.from_pretrained(base, dtype=dtype)
 
 
-WRITERS = 1000  # the most runs that write to one folder at a time
+WRITERS = 1000  # the most runs that write to one folder at a time, and the most processes of a run
 
 
 class ReadingStore:
@@ -174,22 +174,23 @@ class ReadingStore:
     whose projected embedding is read."""
 
     def __init__(self, folder: Path, teacher: Teacher, needs: Needs, half: bool, rank: int = 0) -> None:
-        """needs, half: see `Teacher.read`. Runs that write at the same time have separate files."""
+        """needs: what is read of the target. half: compute it in bfloat16, see `Teacher.read`. rank: number of this
+        process: processes and runs that write at the same time have separate files."""
         size = teacher.config.hidden_size
         self.teacher, self.needs, self.half = teacher, needs, half
         self.locks = ExitStack()
         number = writer_number(folder, rank, self.locks)
         self.features = StateStore(folder / "features", len(needs.layers) * size, number)
-        # stores the indices of visual columns in place of tokens
+        # `StateStore` expects tokens: here they are the indices of the visual columns, whose embeddings it stores
         self.visual = StateStore(folder / "visual", size, number) if needs.embeds else None
-        # of targets whose positions have three axes: the numbers of the first axis, the second, the third
+        # only for targets whose positions have three axes: all positions of the first axis, then the second, the third
         self.positions = TokenStore(folder / "positions", number)
 
     def __contains__(self, name: object) -> bool:
         return name in self.features and (self.visual is None or name in self.visual)
 
     def get(self, name: str, answer: Sequence[int]) -> Reading:
-        """The stored features of a sample. Raises KeyError for a name that is not stored."""
+        """Return the stored features of a sample. Raises KeyError for a name that is not stored."""
         tokens, features = self.features.get(name)
         ids = torch.tensor(tokens, device=self.teacher.device)
         embeds, visual = self.teacher.embed(ids).float().cpu(), self.teacher.visual(ids).cpu()
@@ -201,7 +202,8 @@ class ReadingStore:
         return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
 
     def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
-        """Store (tokens, reading) by name. Returns the readings as `get` will return them: in half precision."""
+        """Store (tokens, reading) by name. Returns the readings rounded to half precision, as `get` will return them,
+        so that a resumed run is the same."""
         rounded = {}
         for name, (_, reading) in readings.items():
             embeds = reading.embeds.float().clone()
@@ -228,8 +230,8 @@ class ReadingStore:
     def read(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
     ) -> list[Reading]:
-        """Return the features of a batch, on the CPU. Features that are not stored are computed and stored. prompts:
-        the target's inputs; None if all features are stored."""
+        """Return the features of a batch, on the CPU. Features that are not stored are computed and stored. names: the
+        samples. prompts: the target's inputs; None if all features are stored. answers: their tokens."""
         if prompts is not None:
             readings = self.teacher.read(prompts, answers, self.needs, self.half)
             fresh = {}

@@ -29,20 +29,21 @@ from mmdec.training.vlm_drafters.teacher import Reading
 
 @dataclass(frozen=True)
 class Columns:
-    """The network's inputs for a batch, padded on the right. prompt_mask (B, M) and mask (B, N): False at padding."""
+    """The network's inputs for a batch: B prompts of up to M columns, and B answers of up to N columns, padded on the
+    right. prompt_mask (B, M), mask (B, N): False at padding."""
 
-    states: Tensor  # (B, M, H) the layer's inputs at the prompts
-    prompt_positions: Tensor  # (B, M), or (3, B, M) where the network follows three axes
+    states: Tensor  # (B, M, H) the first layer's inputs at the prompts' columns
+    prompt_positions: Tensor  # (B, M); (3, B, M) for a network that follows three axes of positions
     prompt_mask: Tensor
-    carry: Tensor | None  # (B, 1, H), see `Prompted`
-    embeds: Tensor  # (B, N, H) of the answers' tokens
-    features: Tensor  # (B, N, k * H) of the tokens before them
-    positions: Tensor  # (B, N), or (3, B, N), of the answers' tokens
+    carry: Tensor | None  # (B, 1, H) a vector of each prompt that all later columns read, as in ViSpec
+    embeds: Tensor  # (B, N, H) embeddings of the answers' tokens
+    features: Tensor  # (B, N, k * H) k layers' hidden states of the target at the token before each answer token
+    positions: Tensor  # (B, N), or (3, B, N), positions of the answers' tokens
     mask: Tensor
 
 
 def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-    """Run the network over each prompt, as in decoding, and build the columns of the answers.
+    """Run the network over the prompt of each text, as in decoding, and build the columns of the answers.
 
     noise: the features get additive noise U(-noise, noise) * 512 / L, where L is the text's length; EAGLE uses 0.1.
     """
@@ -68,7 +69,7 @@ def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float =
 
 
 def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tuple[Tensor, Tensor]:
-    """Return the positions of a prompt's columns (axes, M) and of its answer's (axes, N), as in decoding."""
+    """Return the positions of a prompt's M columns (axes, M) and of its answer's N (axes, N), as in decoding."""
     count, device = len(text.answer) - 1, text.embeds.device
     if text.positions is None or not network.config.follows:
         start = text.prompt - 1 if prompted.end is None else prompted.end
@@ -109,7 +110,7 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
 
 
 def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
-    """Compute the keys and values (B, h, M, d) of the prompts' columns in each layer."""
+    """Compute the prompts' keys and values (B, h, M, d) in each layer: h heads with d channels."""
     states, pairs = columns.states, list[Pair]()
     for index in range(network.depth):
         queries, keys, values = network.project(states, columns.prompt_positions, index=index)
@@ -123,7 +124,7 @@ def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask
     """Compute the attention of the newest drafted token of each root: to the target's columns up to the root, and to
     the tokens drafted from this root, one in each step.
 
-    queries: (B, heads, n, d) of roots 0 ... n - 1. context: keys and values (B, h, S, d) of the target's columns. own:
+    queries: (B, heads, n, d) of roots 0 ... n - 1. context: keys and values (B, h, S, d) of S target columns. own:
         keys and values (B, h, n or more, d) of each step; column r belongs to root r, and only root r attends to it.
     mask: additive (B, 1, n, S), the target's columns that each root sees.
     Returns: (B, heads, n, d).
@@ -143,19 +144,20 @@ def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask
 
 def causal(prompt_mask: Tensor, length: int) -> Tensor:
     """Return a mask (B, N, M + N) bool: each of the N roots sees the prompt's M columns and, of the answer's N columns,
-    those up to the root."""
+    those up to the root. prompt_mask: (B, M), False at padding. length: N."""
     rows, device = len(prompt_mask), prompt_mask.device
     own = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make a mask to add to attention scores. visible: (B, n, S) bool. Returns (B, 1, n, S): 0, or minus infinity."""
+    """Make a mask to add to attention scores. visible: (B, n, S) bool, which of S columns each of n roots sees. Returns
+    (B, 1, n, S): 0 where visible, else minus infinity."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -math.inf)[:, None]
 
 
 def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
-    """Stack the `carry` of each prompt to (B, 1, ...); zeros for prompts without one."""
+    """Stack the vector of each prompt that later columns read to (B, 1, ...); zeros for prompts without one."""
     first = next((carry for carry in carries if carry is not None), None)
     if first is None:
         return None
@@ -163,11 +165,13 @@ def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _stacked(positions: Sequence[Tensor]) -> Tensor:
-    """Pad and stack the positions (axes, n) of texts: (B, longest), or (axes, B, longest) for several axes."""
+    """Pad and stack the positions (axes, n) of B texts. Returns (B, longest), or (axes, B, longest) for several
+    axes."""
     padded = pad_sequence([own.t() for own in positions], batch_first=True).permute(2, 0, 1)
     return padded if len(padded) > 1 else padded[0]
 
 
 def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Return a mask (B, longest) bool: True in the first `lengths` columns of each row."""
+    """Return a mask (B, longest) bool: True in the first columns of each of B rows, as many as its entry in
+    `lengths`."""
     return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]

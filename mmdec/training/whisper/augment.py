@@ -23,10 +23,10 @@ from mmdec.types import InputError
 FRAME = 512
 ENVELOPE = 32  # number of cepstral coefficients of the spectral envelope, which shows the vocal tract and not the pitch
 SIZES = 0.14  # largest relative change of a vocal tract's length
-BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)  # Hz
+BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)  # Hz, where a microphone's response is drawn
 UNEVEN = 4.0  # dB, standard deviation of a microphone's response at each of BANDS
 MUFFLED = 0.2  # share of microphones that lose the sound above a frequency
-DULLEST = 2800.0  # Hz, the lowest such frequency
+DULLEST = 2800.0  # Hz, the lowest frequency above which a microphone may lose the sound
 BROWN = 20 * float(np.log10(2))  # dB that brown noise loses in an octave
 COLOUR_FFT = 2048  # FFT size for coloured noise: smaller ones give a wrong slope (the default, 128, by 7 dB)
 
@@ -35,7 +35,8 @@ _lock = RLock()
 
 @cache
 def _smoothing() -> torch.Tensor:
-    """Return the (F, F) matrix that maps a frame's log spectrum to its envelope (the first cepstral coefficients)."""
+    """Return the (F, F) matrix that maps a frame's log spectrum of F bins to its envelope (its first cepstral
+    coefficients)."""
     cepstrum = torch.fft.irfft(torch.eye(FRAME // 2 + 1), FRAME, dim=0)
     cepstrum[ENVELOPE : 1 - ENVELOPE] = 0
     return torch.fft.rfft(cepstrum, FRAME, dim=0).real.contiguous()
@@ -52,9 +53,9 @@ def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndar
     gains = draw.normal(0, UNEVEN, size=len(BANDS))
     edge = float(np.exp(draw.uniform(np.log(DULLEST), np.log(8000)))) if draw.random() < MUFFLED else 8000.0
     frequency = np.linspace(0, SAMPLE_RATE / 2, FRAME // 2 + 1)
-    response = np.interp(frequency, BANDS, gains) - 0.02 * np.maximum(frequency - edge, 0)  # 2 dB each 100 Hz
+    response = np.interp(frequency, BANDS, gains) - 0.02 * np.maximum(frequency - edge, 0)  # -2 dB each 100 Hz above
     window = torch.hann_window(FRAME)
-    spectrum = torch.stft(torch.from_numpy(sound), FRAME, FRAME // 2, window=window, return_complex=True)  # (F, N)
+    spectrum = torch.stft(torch.from_numpy(sound), FRAME, FRAME // 2, window=window, return_complex=True)  # (bins, N)
     level = (spectrum.abs() + 1e-5).log()
     sources = (torch.arange(len(frequency)) * stretch).clamp(max=len(frequency) - 1)
     below = sources.floor().long()
@@ -96,11 +97,11 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
-    """Change speed and pitch by `pace`, rounded to a whole sample rate: (T,) -> (about T / pace,)."""
+    """Change speed and pitch by the factor `pace`, rounded to a whole sample rate: (T,) -> (about T / pace,)."""
     rate = round(SAMPLE_RATE / pace)
     if rate == SAMPLE_RATE:
         return samples
-    with _global_seed(0):  # audiomentations draws a random number, though there is only one rate
+    with _global_seed(0):  # audiomentations draws a random number even for a single rate
         return _audiomentations().Resample(rate, rate, p=1.0)(samples, SAMPLE_RATE)
 
 
@@ -113,8 +114,8 @@ def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generato
 
 
 def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
-    """Make noise without speech, (count,), from -1 to 1. audiomentations can only add noise to a sound: here it is a
-    constant, which is then subtracted."""
+    """Make `count` samples of noise without speech, (count,), from -1 to 1. audiomentations can only add noise to a
+    sound: here it is a constant, which is then subtracted."""
     constant = np.ones(count, np.float32)
     noise = add_coloured_noise(constant, 0.0, draw) - constant
     return noise / max(float(np.abs(noise).max()), 1e-9)
@@ -131,7 +132,7 @@ def add_babble(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np
 
 
 def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Convolve with a room's impulse response: decaying noise, RT60 0.1 to 0.5 s. (T,) -> (T,).
+    """Add a room's reverberation to a sound: convolve it with decaying noise, RT60 0.1 to 0.5 s. (T,) -> (T,).
 
     This is our own code, because audiomentations uses pyroomacoustics, whose result depends on the number of threads.
     """
@@ -143,7 +144,10 @@ def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 
 
 def telephone(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Limit a sound to a telephone's band: from 200-350 Hz to 3,000-3,800 Hz, with soft edges. (T,) -> (T,)."""
+    """Limit a sound of T samples to a telephone's band, with soft edges. (T,) -> (T,).
+
+    The lower edge is drawn from 200 to 350 Hz, the upper one from 3,000 to 3,800 Hz. draw: source of random numbers.
+    """
     low, high = draw.uniform(200, 350), draw.uniform(3000, 3800)
     frequency = np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE)
     gain = 1 / np.sqrt(1 + (low / np.maximum(frequency, 1)) ** 8) / np.sqrt(1 + (frequency / high) ** 16)

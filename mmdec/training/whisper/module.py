@@ -31,7 +31,7 @@ from mmdec.training.whisper.window_data import IGNORED, LETTERS, Batch
 from mmdec.types import InputError
 
 FIRST_SCALE = 1.3  # initial scale of the first encoder layer's queries and keys: attention is about five positions wide
-LATER_SCALE = 3.0  # initial scale for the other layers
+LATER_SCALE = 3.0  # initial scale of the other encoder layers' queries and keys
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
     width, heads = model.config.d_model, model.config.encoder_attention_heads
     half, size = width // 2, width // heads
     pairs = min(size // 2, half)
-    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
+    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # highest of Whisper's frequencies
     for depth, layer in enumerate(encoder.layers):
         query: Tensor = layer.self_attn.q_proj.weight
         key: Tensor = layer.self_attn.k_proj.weight
@@ -89,8 +89,8 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
                     weight[cosine, half + pair] += scale * angle.cos()
 
 
-STATE_SECONDS = 0.02  # seconds between encoder states
-PARTS = (100, 250)  # shortest and longest part of a window, in encoder positions, see `WhisperOptions.parted`
+STATE_SECONDS = 0.02  # seconds of sound between two encoder states
+PARTS = (100, 250)  # encoder positions of the shortest and the longest part, if a step reads windows in parts
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class WhisperModule(LightningModule):
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def begin_from(self, folder: Path) -> None:
-        """Load the weights of an exported model and its heads."""
+        """Load the weights of the exported model in `folder`, and of its heads."""
         model = read_model(folder)
         heads = load_heads(folder / HEADS, model).heads
         for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
@@ -231,13 +231,14 @@ class WhisperModule(LightningModule):
 
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
         """Return -log of the guided heads' attention to positions near the time when the next token is spoken, the mean
-        over heads and tokens. inputs: see `Watched`. times: see `Batch`."""
+        over heads and tokens. inputs: the queries' inputs (B, L, H) by layer. states: (B, S, H), the encoder's.
+        times: (B, L) in seconds."""
         timed = times >= 0
         weight = token_weight(timed.sum())
         if not bool(timed.any()):
             return states.sum() * 0
         seconds = torch.arange(states.shape[1], device=states.device) * STATE_SECONDS
-        near = (seconds - times[..., None]).abs() <= self.options.guide_seconds  # (B, L, S)
+        near = (seconds - times[..., None]).abs() <= self.options.guide_seconds  # (B, L tokens, S encoder states)
         total = states.sum() * 0
         for layer, head in self.options.guided:
             attention: Any = self.model.model.decoder.layers[layer].encoder_attn
@@ -251,7 +252,7 @@ class WhisperModule(LightningModule):
         return total / max(len(self.options.guided), 1) * weight
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
-        """Return the CTC loss per letter, over the windows whose text is known."""
+        """Return the CTC loss per letter, over the windows whose text is known. states: (B, S, H), the encoder's."""
         spelled = batch.letter_lengths > 0
         weight = token_weight(spelled.sum())
         if not bool(spelled.any()):
@@ -327,7 +328,7 @@ class Watched:
 
 
 def check_guided(guided: Sequence[tuple[int, int]], shape: Shape) -> None:
-    """Raise InputError for a (layer, head) pair that the decoder does not have."""
+    """Raise InputError for a pair (layer, head) in `guided` that the decoder does not have."""
     if any(not (0 <= layer < shape.decoder_layers and 0 <= head < shape.attention_heads) for layer, head in guided):
         raise InputError(
             f"`guided` must name (layer, head) pairs of {shape.decoder_layers} decoder layers with "
@@ -336,7 +337,7 @@ def check_guided(guided: Sequence[tuple[int, int]], shape: Shape) -> None:
 
 
 def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
-    """The configuration of a model with the tokens `units`."""
+    """Return the configuration of a model with the tokens `units`."""
     end = units.index(END)
     return WhisperConfig(
         vocab_size=len(units),

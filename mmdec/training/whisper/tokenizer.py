@@ -15,7 +15,7 @@ from transformers import GenerationConfig, WhisperTokenizer
 END, START = "<|endoftext|>", "<|startoftranscript|>"
 TASKS = {"translate": "<|translate|>", "transcribe": "<|transcribe|>"}
 OTHERS = ("<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")
-PRECISION, WINDOW = 0.02, 30.0  # seconds
+PRECISION, WINDOW = 0.02, 30.0  # seconds between two timestamp tokens, and of a window
 BYTES = 256
 
 

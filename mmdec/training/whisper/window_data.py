@@ -40,30 +40,30 @@ from mmdec.training.whisper.tokenizer import END, build_tokenizer
 from mmdec.types import InputError
 
 SECONDS = 30
-LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC head's characters; its index 0 is the blank
-IGNORED = -100  # label of positions that do not count in the loss
+LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC head's characters, from index 1; index 0 is the blank
+IGNORED = -100  # label of positions that do not count in the loss: torch's default
 
 
 @dataclass
 class Batch:
-    """B windows, padded to F frames and L tokens."""
+    """A batch of B windows of sound, padded to F frames and L tokens."""
 
-    features: Tensor  # (B, mels, F)
-    tokens: Tensor  # (B, L) the decoder's inputs
-    labels: Tensor  # (B, L) the next tokens, -100 where there is no target
+    features: Tensor  # (B, mels, F) log mel spectrograms
+    tokens: Tensor  # (B, L) the decoder's input tokens
+    labels: Tensor  # (B, L) the token that follows each input, -100 where the loss counts none
     letters: Tensor  # (B, C) the text for CTC, as indices from 1 into `LETTERS`, padded with 0
-    letter_lengths: Tensor  # (B,); 0 where the text is unknown
-    times: Tensor  # (B, L) approximate time in seconds when each label is spoken; -1 where unknown
-    rows: list[tuple[int, ...]]  # indices of the utterances in each window
+    letter_lengths: Tensor  # (B,) number of letters of each window; 0 where the text is unknown
+    times: Tensor  # (B, L) about when each label is spoken, in seconds of the window; -1 where unknown
+    rows: list[tuple[int, ...]]  # indices of the utterances that each window is joined from
 
 
 @dataclass(frozen=True)
 class Window:
     """What a window is composed from: the utterances to join, and the seed of all its random choices."""
 
-    rows: tuple[int, ...]  # indices of the utterances
+    rows: tuple[int, ...]  # indices of the utterances to join, in this order
     seed: int
-    seconds: float  # length of each window of the batch, padding included
+    seconds: float  # length of the window, padding included; the same for all windows of a batch
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Composed:
     """A window's sound and its target tokens."""
 
     window: Window
-    sound: np.ndarray  # (T,) at 16 kHz
+    sound: np.ndarray  # (T,) samples at 16 kHz
     tokens: list[int]  # the decoder's inputs
     labels: list[int]
-    times: list[float]  # each label's time in seconds; -1 if unknown
-    heard: str  # the text of the sound, "" if unknown
+    times: list[float]  # about when each label is spoken, in seconds of the window; -1 if unknown
+    heard: str  # the text that is spoken in the window; "" if unknown
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def plan_windows(
 
 
 def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> Composed:
-    """Build the window's sound and tokens; all random choices follow from the window's seed."""
+    """Build the window's sound and tokens from its utterances. All random choices follow from the window's seed."""
     draw = np.random.default_rng(window.seed)
     limit = round(window.seconds * SAMPLE_RATE)
     special = numbers(tokenizer)
@@ -150,7 +150,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
         samples = speed_perturb(utterances[row].samples().numpy(), pace)
-        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # a shorter pause, if the first needs it to fit
+        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # shorter, if the first one only fits so
         left = limit - at - gap
         full = len(samples) > left
         if full and not (cut and spoken and left > 0.3 * len(samples)):
@@ -167,7 +167,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
         return Composed(window, sound, tokens, labels, [-1.0] * 4, "")
     sound = np.concatenate(pieces)
-    cut = at > limit  # the window ends within the last utterance
+    cut = at > limit  # from here on: whether the last utterance is too long and loses its end
     sound = sound[:limit]
     if how.voice and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
@@ -232,13 +232,13 @@ def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
 
 @cache
 def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The text's tokens, and the middle of each token as a fraction of the text's length."""
+    """Return the text's tokens, and the middle of each token's letters as a fraction of the text's length."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return tuple(encoded.input_ids), tuple((a + b) / 2 / len(text) for a, b in encoded.offset_mapping)
 
 
 def collate(items: Sequence[Composed], end: int) -> Batch:
-    """Make a batch of windows. Sounds are padded with silence, tokens with `end`."""
+    """Make a batch of windows. Sounds are padded with silence, tokens with `end`, the token that ends a text."""
     longest, text = max(len(item.sound) for item in items), max(len(item.tokens) for item in items)
     longest += -longest % (2 * HOP)
     sounds = torch.zeros(len(items), longest)
@@ -262,18 +262,18 @@ def letters_of(text: str) -> list[int]:
 
 
 def chapters_of(utterances: Sequence[Utterance]) -> Iterator[list[int]]:
-    """Yield for each chapter the indices of its utterances."""
+    """Yield for each chapter of each speaker the indices of its utterances."""
     chapters: dict[tuple[str, str], list[int]] = {}
     for index, utterance in enumerate(utterances):
         chapters.setdefault((utterance.speaker, utterance.chapter), []).append(index)
     yield from chapters.values()
 
 
-SHORTEST = 4.0  # seconds of the shortest windows, into which most sentences fit
+SHORTEST = 4.0  # seconds of the shortest windows: most sentences fit into them
 
 
 class Windows(Dataset[Composed]):
-    """A dataset that composes each window when it is read."""
+    """A dataset whose index is a `Window`: its sound and tokens are composed when it is read."""
 
     def __init__(self, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> None:
         self.utterances, self.tokenizer, self.how = utterances, tokenizer, how
@@ -339,7 +339,7 @@ class WindowData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The tokens, ordered by id. The command line passes them to the model."""
+        """Return the tokens, ordered by id. The command line passes them to the model."""
         return token_list(self.tokenizer)
 
     def prepare_data(self) -> None:
@@ -347,7 +347,7 @@ class WindowData(LightningDataModule):
         self._seconds()
 
     def _seconds(self) -> list[list[float]]:
-        """The durations of the training utterances, and of the development utterances."""
+        """Return the seconds of each training utterance, and of each development utterance."""
         root = Path(self.corpus)
         kept = root if root.is_dir() else root.parent
         named = (("train", self.train_rows), ("dev", self.dev_rows))
@@ -375,7 +375,7 @@ class WindowData(LightningDataModule):
             length = shortest + (longest - shortest) * sizes.random() ** options.longer
             whole = sizes.random() < options.whole
             padded = SECONDS if whole else min(SECONDS, length + sizes.uniform(0.3, 2.0))
-            # at least `world` windows, so that each process has one
+            # at least `world` windows, so that each process gets one
             total = world * max(options.batch_seconds, padded)
             batches.append(
                 plan_windows(
@@ -393,7 +393,8 @@ class WindowData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=mine, collate_fn=dataset.collate, num_workers=options.workers)
 
     def val_dataloader(self) -> DataLoader:
-        """The same windows of the development split each time: no added noise, padded to 30 s, without timestamps."""
+        """Load the same windows of the development split each time: no added noise, padded to 30 s, without
+        timestamps."""
         assert self.trainer is not None
         draw = np.random.default_rng([self.options.seed, 1])
         dataset = Windows(self.dev_rows, self.tokenizer, replace(PLAIN, pause=self.composition.pause))
@@ -411,7 +412,8 @@ def cut_long(
     rows: Sequence[Utterance], seconds: Sequence[float], longest: float
 ) -> tuple[list[Utterance], list[float]]:
     """Cut utterances longer than `longest` seconds at pauses into parts, whose texts are unknown. Returns all
-    utterances and parts, and their durations."""
+    utterances and parts, and their durations.
+    seconds: the duration of each of `rows`."""
     cut, lengths = list[Utterance](), list[float]()
     for row, length in zip(rows, seconds, strict=True):
         parts: list[tuple[int, int] | None] = [None]
@@ -438,7 +440,7 @@ def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> WhisperTokenizer:
-    """Load the tokenizer in `folder`, or learn one from `rows` and save it there."""
+    """Load the tokenizer in `folder`. If there is none, learn `pieces` pieces from the text of `rows` and save them."""
     if not (folder / "tokenizer.json").is_file():
         tokenizer = build_tokenizer(sorted({row.text for row in rows}), pieces)
         folder.mkdir(parents=True, exist_ok=True)
@@ -450,7 +452,8 @@ def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> Whis
 def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: str) -> list[float]:
     """Return the seconds of each utterance, NaN if it cannot be used. Names and number of unusable ones are logged.
 
-    kept: folder where the results are stored. of: the rows' name in messages. Raises InputError if too many are bad.
+    kept: folder where the results are stored. admission: how many may be bad. of: the rows' name in messages. Raises
+    InputError if too many are bad.
     """
     found, bad = seconds_of([row.path for row in rows], kept), BadRows()
     for row, value in zip(rows, found, strict=True):
