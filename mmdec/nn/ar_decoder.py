@@ -20,7 +20,7 @@ from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
 LOOK_EVERY = {"cpu": 1}  # steps between two checks whether all rows have ended; on a CPU a check is free
-LOOK_RARELY = 16  # the same on other devices, where each check waits for the device
+LOOK_RARELY = 16  # steps between two such checks on other devices, where each check waits for the device
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class ArConfig:
 class ArCache:
     """The state of one decoding run; the decoder itself holds weights only."""
 
-    own: list[tuple[Tensor, Tensor]]  # keys and values of the units so far, (B, H, size, D) for each layer
-    memories: list[tuple[Tensor, Tensor]]  # keys and values of the encoder's states, (B, H, S, D)
-    mask: Tensor | None  # (B, 1, 1, S) additive
-    positions: Tensor  # (size, d) sinusoids
-    table: Tensor  # (V, d) scaled embeddings
-    length: int = 0
+    own: list[tuple[Tensor, Tensor]]  # each layer's keys and values of the units so far: (B, heads, columns, d / heads)
+    memories: list[tuple[Tensor, Tensor]]  # each layer's keys and values of S encoder states: (B, heads, S, d / heads)
+    mask: Tensor | None  # (B, 1, 1, S) additive mask of the encoder's states; None: none of them is padding
+    positions: Tensor  # (columns, d) sinusoidal position embeddings
+    table: Tensor  # (V, d) embeddings of the units, multiplied by sqrt(d)
+    length: int = 0  # columns of `own` that hold units
 
     def reserve(self, size: int) -> None:
-        """Make room for at least `size` columns and positions."""
+        """Make room for keys, values and positions of at least `size` units."""
         have = self.positions.shape[0]
         if size <= have:
             return
@@ -92,11 +92,11 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """The layers, typed for type checkers."""
+        """Return the layers, typed for type checkers."""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
-        """Make an empty cache for at most `size` steps. states: (B, S, d_memory) of the encoder."""
+        """Make an empty cache for at most `size` units. states: the encoder's, (B, S, d_memory)."""
         b, d = states.shape[0], self.config.d_model
         mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
         if b == 1:  # one row has no padding to hide
@@ -126,7 +126,7 @@ class ArDecoder(nn.Module):
         """Process tokens (B, N) at positions `indices` (B, N). Returns: logits (B, N, V).
 
         Keys and values are written after the cache's columns.
-        mask: (B, 1, N, length + N) additive: which columns each token sees; None: all.
+        mask: additive (B, 1, N, length + N): which columns of cache and tokens each token sees; None: all.
         The cache's `length` does not change: the caller decides which columns to keep. The cache grows if it is too
         small.
         """
@@ -180,7 +180,7 @@ class ArDecoder(nn.Module):
     def beam_search(
         self, states: Tensor, state_lengths: Tensor, beams: int, max_length: int, min_length: int = 0
     ) -> list[int]:
-        """Beam search for one row (1, S, d_memory). Returns the units with the highest mean log-probability."""
+        """Find by beam search the units of highest mean log-probability for one row of states (1, S, d_memory)."""
         size = state_lengths.new_full((beams,), int(state_lengths[0]))
         cache = self.start(states.expand(beams, -1, -1), size, max_length + 1)
         tokens = torch.full((beams, max_length + 2), PAD, device=states.device)

@@ -24,11 +24,11 @@ Pruning = Literal["random", "strided"]
 
 @dataclass(frozen=True)
 class Compressed:
-    """A compressed image."""
+    """An image's V visual tokens, compressed to M states of H channels."""
 
     states: Tensor  # (M, H)
-    positions: Tensor  # (M,) int64: each state gets the position of this one of the V tokens
-    kept: Tensor  # (V,) in [0, 1]: each token's largest weight in any of the states
+    positions: Tensor  # (M,) int64: index of the visual token whose position each state gets
+    kept: Tensor  # (V,) in [0, 1]: each visual token's largest weight in any of the states
 
 
 @final
@@ -50,7 +50,7 @@ class Prune(nn.Module):
         return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
     def indices(self, length: int) -> Tensor:
-        """Indices (M,) of the tokens that are not dropped, in order."""
+        """Return the indices (M,), in order, of those of `length` tokens that are kept."""
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
@@ -75,7 +75,7 @@ class Pool(nn.Module):
         return Compressed(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
-        """Make the matrix (M, V) that averages; each row holds one window's weights, as in `adaptive_avg_pool`."""
+        """Make the matrix (M, length) that averages `length` tokens; each row holds the weights of one window."""
         if self.grid is None or self.grid[0] * self.grid[1] != length:
             return _windows(length, -(-length // self.ratio))
         rows, columns = self.grid
@@ -200,9 +200,8 @@ def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
 
 
 def separate(positions: Tensor, length: int) -> Tensor:
-    """Move sorted positions (M,), M <= length, as little as possible so that all differ: each column of a text can hold
-    only one state.
-    """
+    """Move sorted positions (M,), M <= length, as little as possible so that all differ and lie below `length`: each
+    column of a text can hold only one state."""
     separated: list[int] = []
     for index, position in enumerate(positions.tolist()):
         lowest = separated[-1] + 1 if separated else 0
@@ -211,12 +210,12 @@ def separate(positions: Tensor, length: int) -> Tensor:
 
 
 def last_positions(length: int, count: int, device: torch.device) -> Tensor:
-    """The last `count` positions (count,) of an image of `length` tokens; the first is repeated if there are fewer."""
+    """Return the last `count` positions of an image of `length` tokens; if it has fewer, the first is repeated."""
     return torch.arange(length - count, length, device=device).clamp(min=0)
 
 
 def _windows(length: int, count: int) -> Tensor:
-    """Make the averaging matrix (count, length): each row holds one window's weights, as in `adaptive_avg_pool1d`."""
+    """Make the matrix (count, length) that averages `length` tokens over `count` windows of about equal size."""
     index = torch.arange(count)
     begins, ends = index * length // count, -(-(index + 1) * length // count)
     line = torch.arange(length)

@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from mmdec.nn.transformer import PooledDropout
 from mmdec.types import InputError
 
-FRONT_NAMES: dict[str, str] = {  # our module -> fairseq2's
+FRONT_NAMES: dict[str, str] = {  # our name of a module outside the blocks -> fairseq2's name
     "subsample.conv_layers.0": "encoder_frontend.feature_extractor.layers.0.conv",
     "subsample.conv_layers.1": "encoder_frontend.feature_extractor.layers.1.conv",
     "linear": "encoder_frontend.proj",
 }
-BLOCK_NAMES: dict[str, str] = {  # our module (or bare tensor) in a Conformer block -> fairseq2's
+BLOCK_NAMES: dict[str, str] = {  # our name of a module or tensor in a Conformer block -> fairseq2's name
     "ffn1.layer_norm": "ffn1_layer_norm",
     "ffn1.w_1": "ffn1.inner_proj",
     "ffn1.w_2": "ffn1.output_proj",
@@ -76,7 +76,7 @@ def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
 
 
 def _halved(lengths: Tensor) -> Tensor:
-    """Number of frames after one convolution of width 5, stride 2 and padding 2."""
+    """Compute the numbers of frames after one convolution of width 5, stride 2 and padding 2. lengths: before it."""
     return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
 
 
@@ -137,7 +137,8 @@ class RelativeAttention(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Attend. x: (B, S, d). positions: (2S-1, d), of distances S-1 down to -(S-1). mask: (B, 1, 1, S) additive."""
+        """Attend among x (B, S, d). positions: (2S-1, d), embeddings of distances S-1 down to -(S-1). mask: additive
+        (B, 1, 1, S), hides padding."""
         b, s, d = x.shape
         h = self.heads
         q = self.linear_q(x).view(b, s, h, -1)
@@ -269,7 +270,7 @@ def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> Encoder
     block = "conformer_layers.0."
     try:
         return EncoderConfig(
-            features=state["subsample.conv_layers.0.weight"].shape[1],  # (channels, features, 5)
+            features=state["subsample.conv_layers.0.weight"].shape[1],  # the weight is (channels, features, 5)
             channels=state["subsample.conv_layers.0.weight"].shape[0],
             d_model=state["linear.weight"].shape[0],
             ffn=state[block + "ffn1.w_1.weight"].shape[0],
@@ -301,7 +302,8 @@ def _fairseq2_name(ours: str) -> str:
 
 
 def _layers(names: Iterable[str], block: str) -> int:
-    """Number of blocks in the names; at least 1, so that an empty state gives an error about missing weights."""
+    """Count the blocks in the names; at least 1, so that an empty state gives an error about missing weights. block:
+    a pattern that captures a block's number."""
     return max(1, len({layer[1] for name in names if (layer := re.match(block, name))}))
 
 

@@ -21,11 +21,11 @@ from torch import Tensor
 from mmdec.nn.ctc_head import BLANK, Heard, best_pieces, pad_places
 from mmdec.types import InputError
 
-WIDTH = 16  # texts that the search keeps
-CHOICES = 16  # maximum pieces that the search considers at a frame
-LEAST = -8.0  # minimum log-probability of these pieces
+WIDTH = 16  # number of texts that the search keeps after each frame
+CHOICES = 16  # maximum number of pieces by which the search extends a text at a frame
+LEAST = -8.0  # minimum log-probability of a piece by which a text is extended
 WEIGHT, BONUS = 0.8, 2.5  # weight of the n-gram's log-probability; score added for each piece
-SHARE = 0.3  # factor by which the probabilities of a place's alternatives are reduced, beside the chosen piece
+SHARE = 0.3  # factor on the probabilities of a place's alternatives, so that the n-gram's choice prevails
 NEVER = -1e9
 
 
@@ -108,8 +108,8 @@ class PieceNGram:
         return score
 
     def _weight(self, code: int, order: int) -> float:
-        """Return the back-off weight of an entry of an order below the highest; 0 if there is no such entry. code: the
-        entry's pieces as one number."""
+        """Return the logarithm of an entry's back-off weight; 0 if there is no such entry. code: the entry's pieces, as
+        one number. order: how many these are."""
         if order == 1:
             return self._backoff[code]
         entries, _, weights = self._entries[order - 2]
@@ -120,7 +120,8 @@ class PieceNGram:
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
     """Transcribe logits (B, F, V) of F frames, lengths (B,), as `best_pieces` does, but by beam search with an n-gram.
 
-    best: number of pieces at each place. The chosen piece gets more weight if the head gave it a high probability.
+    best: number of pieces to return for each piece of the text: itself and its likeliest alternatives. The chosen piece
+        gets more weight if the head gave it a high probability.
     """
     plain = best_pieces(logits, lengths, best)
     rows = []
@@ -145,9 +146,10 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
 
 
 def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
-    """Find the likeliest text of frames (F, V). Returns: its pieces, and the frame at which each is most probable."""
+    """Find the likeliest text of F frames. logprobs: (F, V), ln P of each piece at each frame. Returns: the text's
+    pieces, and the frame at which each is most probable."""
     start, end = model.pieces, model.pieces + 1
-    scores: dict[tuple[int, ...], Callable[[int], float]] = {}  # a cache, by a text's last pieces
+    scores: dict[tuple[int, ...], Callable[[int], float]] = {}  # a cache: last pieces -> ln P of the next one
 
     def score(text: tuple[int, ...]) -> Callable[[int], float]:
         last = (start, *text)[-max(model.order - 1, 1) :]

@@ -22,7 +22,7 @@ BLANK = 0
 
 @dataclass(frozen=True)
 class CtcHeadConfig:
-    """Sizes of the head. stride: encoder states per frame: 1, 2 or 4. pieces: size of the vocabulary, with blank."""
+    """Sizes of the head. stride: encoder states per frame: 1, 2 or 4. pieces: vocabulary size, CTC's blank included."""
 
     d_states: int = 512
     pieces: int = 1001
@@ -56,7 +56,8 @@ class CtcHead(nn.Module):
         return self.output(hidden), lengths
 
     def hidden(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all but the output layer over states (B, S, D), lengths (B,). Returns: (B, N, d), lengths (B,)."""
+        """Run all but the output layer over the encoder's states (B, S, D), lengths (B,). Returns: the frames' states
+        (B, ceil(S / stride), d), lengths (B,)."""
         x = self.norm(states) * lengths_to_mask(lengths, states.shape[1])[..., None]
         x = self.entry(x.transpose(1, 2)).transpose(1, 2)
         lengths = torch.div(lengths - 1, self.config.stride, rounding_mode="floor") + 1
@@ -97,23 +98,23 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 class Heard:
     """Transcripts of B recordings. Each of their N places has one piece and its K - 1 likeliest alternatives."""
 
-    pieces: Tensor  # (B, N, K), the likeliest first; 0 beyond a row's end
-    weights: Tensor  # (B, N, K), sum 1 at each place; 0 beyond a row's end
-    lengths: Tensor  # (B,)
-    frames: Tensor  # (B, N): the frame at which a place's piece is most probable
-    logprobs: Tensor  # (B, F) of the best path, frame by frame, blanks included; 0 beyond a row's end
-    counts: Tensor  # (B,) number of frames
+    pieces: Tensor  # (B, N, K): a place's piece and its alternatives, the likeliest first; 0 beyond a row's end
+    weights: Tensor  # (B, N, K): probabilities of these pieces, with sum 1 at each place; 0 beyond a row's end
+    lengths: Tensor  # (B,): number of places
+    frames: Tensor  # (B, N): index of the frame at which a place's piece is most probable
+    logprobs: Tensor  # (B, F): ln P of each frame's likeliest piece, which may be the blank; 0 beyond a row's end
+    counts: Tensor  # (B,): number of frames
 
     def select(self, rows: list[int]) -> Heard:
-        """The transcripts of these rows, in that order."""
+        """Return the transcripts of these rows alone, in that order."""
         return Heard(*(getattr(self, part.name)[rows] for part in fields(self)))
 
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
     """Collapse logits (B, F, V) with lengths (B,): merge equal neighbours of the best path, and drop blanks.
 
-    best: number of pieces at each place. Their weights are their mean probabilities over the place's frames, without
-        the blank, scaled to the sum 1.
+    best: number of pieces to return for each collapsed piece: itself and its likeliest alternatives. Their weights
+        are their mean probabilities over its frames, without the blank, scaled to the sum 1.
     """
     likely, paths = logits.float().log_softmax(-1).max(-1)
     real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])
@@ -122,7 +123,7 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         path = paths[row, :count]
         spoken = path != BLANK
         first = spoken & torch.cat([spoken.new_ones(1), path[1:] != path[:-1]])[:count]
-        place = (first.cumsum(0) - 1)[spoken]  # the place of each frame that is not blank
+        place = (first.cumsum(0) - 1)[spoken]  # for each frame that is not blank, the number of its collapsed piece
         total = int(first.sum())
         probabilities = logits[row, :count][spoken].float().softmax(-1)
         probabilities[:, BLANK] = 0

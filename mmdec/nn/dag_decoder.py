@@ -57,24 +57,25 @@ class DagConfig:
 class Lattice:
     """A batch of graphs. Every path begins at vertex 0 and ends at vertex lengths-1."""
 
-    hidden: Tensor  # (B, L, D)
-    logits: Tensor  # (B, L, V) of units
-    links: Tensor  # (B, L, L) log-probabilities, fp32; -inf where j <= i or beyond a row's end
-    lengths: Tensor  # (B,)
+    hidden: Tensor  # (B, L, D): hidden states of the L vertices
+    logits: Tensor  # (B, L, V): scores of the units at each vertex
+    links: Tensor  # (B, L, L): ln P of the link from vertex i to j, fp32; -inf where j <= i or beyond a row's end
+    lengths: Tensor  # (B,): number of vertices
 
     @cached_property
     def emissions(self) -> Tensor:
-        """Log-probabilities of all units, fp32: (B, L, V). Training needs only some: see `matches`."""
+        """Compute the log-probabilities of all units, fp32: (B, L, V). `matches` computes only those of given units."""
         return self.logits.float().log_softmax(-1)
 
     def beam(self, ngram: TokenNGram | None, collapse: bool, count: int = 1) -> LatticePath:
-        """Choose each row's `count` best paths as `ops.dag_beam.beam_path` does."""
+        """Choose each row's `count` best paths by beam search, see `ops.dag_beam.beam_path`. ngram: scores units.
+        collapse: whether equal neighbours are merged."""
         return beam_path(
             self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1
         )
 
     def matches(self, units: Tensor) -> Tensor:
-        """Compute log P(y_t | v_j) of units (B, M): (B, M, L), without a log-softmax of the whole vocabulary."""
+        """Compute log P(unit t | vertex j) of units (B, M): (B, M, L), without a log-softmax of all units."""
         return log_softmax_gather(self.logits, units)
 
     def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
@@ -82,7 +83,7 @@ class Lattice:
         return decode_lattice(self.emissions, self.links, self.lengths, cast(LatticeStrategy, strategy), **options)
 
     def marginal(self, match: Tensor, target_lengths: Tensor) -> Tensor:
-        """Sum over all paths: log P(Y | X) (B,). match: (B, M, L) log P(y_t | v_j). See `ops.dag.dag_marginal`."""
+        """Sum over all paths: log P(Y | X) (B,). match: (B, M, L), from `matches`. See `ops.dag.dag_marginal`."""
         return dag_marginal(match, self.links, target_lengths, self.lengths)
 
     def best_alignment(self, match: Tensor, target_lengths: Tensor) -> Tensor:
@@ -90,16 +91,16 @@ class Lattice:
         return dag_best_alignment(match, self.links, target_lengths, self.lengths)
 
     def posterior(self, match: Tensor, target_lengths: Tensor, variant: PosteriorVariant = "paper") -> Tensor:
-        """Compute P(y_t is emitted by v_j | X, Y): (B, M, L), without gradient. See `ops.dag.dag_posterior`."""
+        """Compute P(vertex j emits token t | X, Y): (B, M, L), without gradient. See `ops.dag.dag_posterior`."""
         return dag_posterior(match, self.links, target_lengths, self.lengths, variant=variant)
 
     def expected_states(self, posterior: Tensor) -> Tensor:
-        """Each token's expected hidden state (B, M, D), in the precision of the hidden states."""
+        """Average the vertices' hidden states for each token, weighted by posterior (B, M, L). Returns: (B, M, D)."""
         return expected_states(posterior.to(self.hidden.dtype), self.hidden)
 
 
 def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
-    """Number of vertices (B,) for numbers of frames (B,): clamp(floor(lambda * frames))."""
+    """Compute the numbers of vertices (B,) for frame_lengths (B,): clamp(floor(config.upsample * frames))."""
     sizes = (config.upsample * frame_lengths.to(torch.float64)).floor().to(torch.long)
     return sizes.clamp(config.min_vertices, config.max_vertices)
 
@@ -124,7 +125,7 @@ class Links(nn.Module):
             self.register_parameter("prior", None)
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Compute the log-probability of each link. hidden: (B, L, d). lengths: (B,). Returns: (B, L, L) fp32."""
+        """Compute ln P of all links between vertices. hidden: (B, L, d). lengths: (B,). Returns: (B, L, L) fp32."""
         b, size, d = hidden.shape
         config = self.config
         with torch.autocast(hidden.device.type, enabled=False):
@@ -191,7 +192,7 @@ def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
-    """A cached table of penalties. Entries depend on j - i: the top left corner is a smaller size's table."""
+    """Return a cached table (rows, rows) of penalties. They depend on j - i: a smaller table is its top left corner."""
     with torch.inference_mode(False):  # a table made while decoding must also work in training
         steps = torch.arange(rows, dtype=torch.float32, device=device)
         jump = steps[None, :] - steps[:, None]

@@ -24,7 +24,7 @@ from mmdec.types import InputError
 class Source:
     """B encoded recordings: the input of the graph decoder and the autoregressive decoder."""
 
-    states: Tensor  # (B, S, d)
+    states: Tensor  # (B, S, d): the encoder's states
     lengths: Tensor  # (B,) number of states; 0: the transcript is empty
     sizes: Tensor  # (B,) filterbank frames, or pieces of the transcript: they set the graphs' sizes
     limits: list[int]  # for each recording, the maximum units of its translation
@@ -59,12 +59,12 @@ class DASpeechConfig:
 
     @classmethod
     def paper(cls) -> DASpeechConfig:
-        """The published DASpeech."""
+        """Return the sizes of the published DASpeech."""
         return cls()
 
     @classmethod
     def small(cls, dropout: float = 0.1) -> DASpeechConfig:
-        """The shipped model: about a tenth of the paper's size, for CPUs."""
+        """Return the sizes of the shipped model: about a tenth of the paper's, for CPUs."""
         return cls(
             encoder=EncoderConfig(channels=384, d_model=192, ffn=512, layers=6, kernel=15, dropout=dropout),
             dag=DagConfig(
@@ -111,7 +111,7 @@ class SpeechToUnits(nn.Module):
 
     @property
     def baseline(self) -> ArDecoder:
-        """The autoregressive decoder. Raises InputError for a model that has none."""
+        """Return the autoregressive decoder. Raises InputError for a model that has none."""
         if self.ar is None:
             raise InputError("`model` must have an autoregressive decoder, but has its graph alone. Use the graph.")
         return self.ar
@@ -127,7 +127,8 @@ class SpeechToUnits(nn.Module):
         return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
-        """Predict the graphs of a batch. frame_lengths: (B,) filterbank frames, which set the graphs' sizes."""
+        """Predict the graphs from the encoder's states (B, S, d). frame_lengths: (B,) filterbank frames, which set the
+        graphs' sizes."""
         return self.decoder(states, state_lengths, frame_lengths)
 
 
@@ -140,7 +141,7 @@ class DASpeech(SpeechToUnits):
         self.tts = FastSpeech2(config.tts, num_units)
 
     def acoustic_input(self, hidden: Tensor) -> Tensor:
-        """Turn hidden states of vertices (B, K, D) into inputs of the acoustic model (B, K, d_tts)."""
+        """Turn the hidden states of K vertices, (B, K, D), into inputs of the acoustic model, (B, K, d_tts)."""
         return self.adaptor(hidden)
 
 

@@ -41,18 +41,18 @@ MOST_LAYERS, MOST_TOKENS = 64, 64
 
 @dataclass(frozen=True)
 class DFlashConfig(DraftConfig):
-    """Sizes and options of the network. layers: () means `spread_layers`."""
+    """Sizes and options of the network. layers: those of the target that it reads; (): chosen by `spread_layers`."""
 
     LEAST: ClassVar[int] = 0
 
     layers: tuple[int, ...] = ()
     input_norm: bool = True
     fc_bias: bool = False
-    block_size: int = 16  # the root and the mask tokens; drafting needs the size used in training
+    block_size: int = 16  # tokens of a block, the root and the masks; drafting needs the size used in training
     mask_token: int = 0
     num_hidden_layers: int = 5
-    from_anchor: bool = False  # whether the root's own state drafts the first token, so that a block drafts b
-    draft_vocab_size: int = 0  # 0: the target's whole vocabulary; a smaller one needs `own_head`
+    from_anchor: bool = False  # whether the root's own state drafts the first token, too; else only the masks draft
+    draft_vocab_size: int = 0  # number of tokens that can be drafted; 0: all of the target's; fewer need `own_head`
     own_head: bool = False  # whether the folder holds an LM head
     own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
     # whether the block's tokens are rows of the embedding's weight, without a norm that the embedding adds
@@ -84,31 +84,31 @@ class DFlashConfig(DraftConfig):
 
     @property
     def features(self) -> int:
-        """Number of the target's layers that are read."""
+        """Count the target's layers that are read."""
         return len(self.layers) or self.num_hidden_layers
 
     @property
     def drafts(self) -> int:
-        """Tokens that one block drafts."""
+        """Count the tokens that one block drafts."""
         return self.block_size if self.from_anchor else self.block_size - 1
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that can be drafted."""
+        """Count the different tokens that can be drafted."""
         return self.draft_vocab_size or self.vocab_size
 
     @property
     def follows(self) -> bool:
-        """Whether the network uses the target's positions if these have three axes."""
+        """Return whether the network uses the target's positions if these have three axes."""
         return self.positions == "temporal"
 
     @property
     def mapped(self) -> bool:
-        """Whether the draft vocabulary is a part of the target's, with tables between the two."""
+        """Return whether the draft vocabulary is a part of the target's, with tables between the two."""
         return self.vocabulary < self.vocab_size
 
     def for_depth(self, layers: int) -> Self:
-        """The same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
+        """Return the same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
         return self if self.layers else replace(self, layers=spread_layers(layers, self.num_hidden_layers))
 
 
@@ -161,16 +161,16 @@ class DFlash(DraftNetwork):
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that the network can draft."""
+        """Count the different tokens that the network can draft."""
         return self.config.vocabulary
 
     @property
     def offsets(self) -> Tensor | None:
-        """(`vocabulary`,) the difference between the target's token id and the drafted index; None if all are 0."""
+        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
         return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
-        """Embed a block's tokens (B, b) as (B, b, H). embedding: the target's or the network's own."""
+        """Embed tokens (B, b), blocks of b tokens, as (B, b, H). embedding: the target's or the network's own."""
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
@@ -190,7 +190,7 @@ class DFlash(DraftNetwork):
         return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Normalise a block's queries and keys (B, heads + h, b, d)."""
+        """Normalise queries and keys of a block of b tokens: (B, query heads + key heads, b, head size)."""
         attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
         return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
 
@@ -201,6 +201,6 @@ class DFlash(DraftNetwork):
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)
 
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """As `DraftNetwork.frequencies`, scaled as transformers does."""
+        """Return the rotations' frequencies and factor, as `DraftNetwork.frequencies`, after `config.rope_scaling`."""
         scaling = self.config.rope_scaling
         return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

@@ -37,7 +37,7 @@ SIZES = (
     "num_key_value_heads",
     "head_dim",
 )
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, h, S, d)
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, key heads, columns, head size)
 SMALL = 2**21  # maximum weights of an MLP for which a run makes a packed copy
 
 
@@ -89,33 +89,33 @@ class DraftConfig:
 
     @property
     def target_size(self) -> int:
-        """Channels of the target's hidden states."""
+        """Return the number of channels of the target's hidden states."""
         return self.hidden_size
 
     def for_depth(self, layers: int) -> Self:
-        """The same configuration for a target with `layers` layers, on which EAGLE-3's default `layers` depend."""
+        """Return the same configuration for a target of `layers` layers, on which EAGLE-3's default choice depends."""
         return self
 
     @property
     def projected(self) -> bool:
-        """Whether columns of images read projected visual embeddings; else they read the placeholder token's."""
+        """Return whether columns of images read projected visual embeddings; else they read the placeholder token's."""
         return True
 
     @property
     def follows(self) -> bool:
-        """Whether the network uses the target's positions if these have three axes."""
+        """Return whether the network uses the target's positions if these have three axes."""
         return False
 
     @property
     def trained_for(self) -> str:
-        """The target's name and fingerprint for messages: "vlm-scenes (402af2b1ab88)", or the part that is known."""
+        """Name the target in messages: name and fingerprint, "vlm-scenes (402af2b1ab88)", or the part that is known."""
         mark = f"({self.base})" if self.target else self.base
         return " ".join(part for part in (self.target, mark) if part.strip("()"))
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
-        """A configuration with a model's layer sizes. model: its (text) configuration. changes: other fields."""
-        if getattr(model, "is_heterogeneous", False):  # Gemma 4's layers differ
+        """Make a configuration with a model's layer sizes. model: its (text) configuration. changes: other fields."""
+        if getattr(model, "is_heterogeneous", False):  # Gemma 4's layers differ in size: take the first one's
             model = model.per_layer_config[0]
         heads = model.num_attention_heads
         rope = getattr(model, "rope_parameters", None) or {}
@@ -140,12 +140,12 @@ def check_size(name: str, size: object, most: int, remedy: str = "Choose another
 
 @dataclass
 class Prompted:
-    """The layer's input for one row's prompt."""
+    """The layer's input for one row's prompt of L tokens: M columns."""
 
-    states: Tensor  # (M, H); M <= L - 1, since compressors shorten it
-    positions: Tensor  # (M,) position in the row's own text, padding not counted
-    carry: Any = None  # extra input of `fuse` for later columns (ViSpec's global vector)
-    kept: Tensor | None = None  # (V,) in [0, 1]: weight of each visual token
+    states: Tensor  # (M, H); M <= L - 1, since compressors shorten images
+    positions: Tensor  # (M,) position of each column in the row's own text, padding not counted
+    carry: Any = None  # further input of `fuse` at later columns (ViSpec's global vector of the last image)
+    kept: Tensor | None = None  # (visual tokens,) in [0, 1]: how much of each is left after compression
     compressor: str | None = None  # name of the image compressor; None: none was used
     end: int | None = None  # the position after the prompt's columns; None: L - 1
 
@@ -154,9 +154,9 @@ class Packed(NamedTuple):
     """A layer's weights, joined so that one product replaces several: their number sets a small network's time."""
 
     attention: Tensor  # the weights of queries, keys and values, stacked along the rows
-    bias: Tensor | None
-    gate_up: Tensor
-    norms: Tensor | None = None  # (2, H), EAGLE-3's norms of embedding and feature
+    bias: Tensor | None  # the biases of the same three
+    gate_up: Tensor  # the weights of the feed-forward's gate and up projection, stacked
+    norms: Tensor | None = None  # (2, H), weights of EAGLE-3's norms of embedding and feature
 
 
 class RMSNorm(nn.Module):
@@ -240,12 +240,12 @@ class DraftNetwork(nn.Module):
 
     @property
     def depth(self) -> int:
-        """Number of layers."""
+        """Count the layers."""
         return len(self.layers)
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that the network can draft."""
+        """Count the different tokens that the network can draft."""
         return self.config.vocab_size
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
@@ -255,7 +255,7 @@ class DraftNetwork(nn.Module):
 
     @property
     def offsets(self) -> Tensor | None:
-        """(`vocabulary`,) the difference between the target's token id and the drafted index; None if all are 0."""
+        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
         return None
 
     def token_ids(self, drafted: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ class DraftNetwork(nn.Module):
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
     def packed(self) -> Packed | None:
-        """A packed copy of the layer's weights; None for a large network, where copying takes longer than it saves,
+        """Copy the layer's weights, packed; None for a large network, where copying takes longer than it saves,
         and for several layers.
 
         Later changes of the weights do not change the copy: make a new one for each run.
@@ -356,7 +356,7 @@ class DraftNetwork(nn.Module):
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """The residual to which layer `index` adds attention's output, computed from the layer's input."""
+        """Return the residual to which layer `index` adds attention's output. states: the layer's input (B, n, H)."""
         return states
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
@@ -453,7 +453,7 @@ class DraftNetwork(nn.Module):
         return self.layers[index]
 
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """The rotations' frequencies (d / 2,) in float32, and a factor by which cosines and sines are multiplied."""
+        """Return the rotations' frequencies (d / 2,) in float32, and the factor that multiplies cosines and sines."""
         half = torch.arange(0, self.config.head_dim, 2, device=device).float() / self.config.head_dim
         return 1.0 / self.config.rope_theta**half, 1.0
 
@@ -469,7 +469,7 @@ class DraftNetwork(nn.Module):
 
 
 def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:
-    """`DraftNetwork.frequencies`, scaled as transformers does. scaling: {"rope_type": "linear", "factor": ...}."""
+    """Return frequencies and factor of a scaled rope, as transformers. scaling: {"rope_type": ..., "factor": ...}."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -35,7 +35,7 @@ from mmdec.nn.eagle3 import Eagle3
 from mmdec.nn.flash import FlashNetwork
 
 Vector = NDArray[np.float32]
-MASKED = 512  # free columns of a new mask
+MASKED = 512  # columns of a new mask, more than are needed, so that it need not be made anew at each step
 
 
 class TokenStep:
@@ -47,7 +47,7 @@ class TokenStep:
         self.scores = buffer(len(output.weight))
 
     def reads(self, hidden: Tensor) -> bool:
-        """Whether the fast path can take over: hidden is float32, with neither gradients nor autocast."""
+        """Return whether the fast path may process hidden: it is float32, with neither gradients nor autocast."""
         return hidden.dtype == torch.float32 and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
     def logits(self, hidden: Vector) -> Vector:
@@ -59,7 +59,7 @@ class TokenStep:
         return result
 
     def token(self, drafted: int) -> int:
-        """The target's token id for a drafted token, which is an index of `logits`."""
+        """Convert a drafted token, which is an index of `logits`, to the target's token id."""
         return drafted
 
 
@@ -117,7 +117,7 @@ class LayerStep:
         return more
 
     def norm(self, x: Vector, weight: Vector) -> Tensor:
-        """RMS norm of x (H,), valid until the next call."""
+        """Compute the RMS norm of x (H,), valid until the next call. weight: the norm's, (H,)."""
         normed, result = self.normed
         self.norm_into(x, weight, result)
         return normed
@@ -128,7 +128,8 @@ class LayerStep:
         result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
 
     def _rotate(self, own: Vector, position: int) -> None:
-        """Rotate queries and keys (heads + 2 h, d) into the buffer `turned`."""
+        """Rotate a column's queries and keys to `position`, into the buffer `turned`. own: queries, keys and values,
+        (heads + 2 * key heads, head size)."""
         if position >= len(self.cosines):
             self.cosines, self.sines = rotations(self.network, position + 1)
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
@@ -228,7 +229,7 @@ class Eagle3Step(TokenStep):
         return super().logits(hidden)
 
     def token(self, drafted: int) -> int:
-        """The target's token id for a drafted token."""
+        """Convert a drafted token, which is an index of `logits`, to the target's token id."""
         return drafted if self.targets is None else self.targets[drafted]
 
 
@@ -256,14 +257,14 @@ def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
 
 
 def plain(embedding: nn.Module, *weights: Tensor) -> bool:
-    """Whether all weights are float32 on a CPU, and the embedding only looks up rows."""
+    """Return whether all weights are float32 on a CPU, and the embedding only looks up rows."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return False
     return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
 
 
 def owner(network: DraftNetwork, name: str) -> type:
-    """The class that defines the network's method."""
+    """Find the class that defines the network's method `name`."""
     return next(kind for kind in type(network).__mro__ if name in vars(kind))
 
 
@@ -276,7 +277,7 @@ def silu(x: Vector, result: Vector) -> None:
 
 
 def buffer(size: int) -> tuple[Tensor, Vector]:
-    """One buffer, as a tensor and as an array that share memory."""
+    """Allocate a buffer, as a tensor and as an array that share memory."""
     array = np.zeros(size, np.float32)
     return torch.from_numpy(array), array
 
@@ -309,7 +310,7 @@ class SlotStep(TokenStep):
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]
         self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)  # in the layout of the cache
         self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)  # of positions 0, 1, ...
-        # additive; for each slot: which columns it sees, then which of the slots 1, 2, ...
+        # additive mask; for each slot: which columns it sees, then which of the slots 1, 2, ...
         self.mask = np.empty((self.slots, 0), np.float32)
         pairs = [(refiner.down, refiner.up) for refiner in cast(Any, network.refiners)]
         self.refiners = [[(part.weight.detach(), part.bias.detach()) for part in pair] for pair in pairs]
@@ -331,7 +332,7 @@ class SlotStep(TokenStep):
 
         position: position of the first column. keys, values: (1, h, S, d); the last n + count - 1 columns are written
             (the columns, then slots 1, 2, ...).
-        Returns: the slots (count, H), unrefined.
+        Returns: the states (count, H) of the slots, before `refined`.
         """
         config, size = self.config, self.config.hidden_size
         heads, dim = config.num_attention_heads, config.head_dim
@@ -393,7 +394,7 @@ class SlotStep(TokenStep):
         return normed
 
     def _rotate(self, own: Vector, position: int) -> Vector:
-        """Rotate own (n, heads, d), whose first row is at `position`."""
+        """Rotate queries or keys own (n, heads, head size) of n columns in sequence, the first at `position`."""
         count, heads, dim = own.shape
         end = position + count
         if end > len(self.cosines):
@@ -404,7 +405,7 @@ class SlotStep(TokenStep):
         return turned.reshape(own.shape)
 
     def _mask(self, count: int, width: int) -> Tensor:
-        """Make the additive mask (count, S): every slot sees all columns, and slot i also sees slots 1 .. i."""
+        """Make the additive mask (count, width): each slot sees all columns, and slot i also sees slots 1 .. i."""
         more = self.slots - 1
         if width + more > self.mask.shape[1]:
             self.mask = np.zeros((self.slots, 2 * width + more + MASKED), np.float32)

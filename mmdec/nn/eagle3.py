@@ -58,9 +58,9 @@ class Eagle3Config(DraftConfig):
     layers: tuple[int, ...] = ()
     input_norm: bool = True
     fc_bias: bool = False
-    features: int = 3  # target features that are fused
+    features: int = 3  # number of the target's layers whose features are fused
     target_hidden_size: int = 0  # channels of the target's hidden states; 0: the same as `hidden_size`
-    draft_vocab_size: int = 0  # 0: the target's vocabulary
+    draft_vocab_size: int = 0  # number of tokens that can be drafted; 0: all of the target's
     num_hidden_layers: int = 1
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -68,7 +68,7 @@ class Eagle3Config(DraftConfig):
     qk_norm: bool = False
     output_bias: bool = False  # whether attention's output projection has a bias
     own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
-    mask_token: int | None = None  # P-EAGLE's; None: EAGLE-3
+    mask_token: int | None = None  # the token at P-EAGLE's columns without a token; None: the network is EAGLE-3
     # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
     rope_scaling: dict[str, Any] | None = None
     # the positions of image columns, if the target's positions have three axes: counted like text; the first axis
@@ -130,31 +130,31 @@ class Eagle3Config(DraftConfig):
 
     @property
     def target_size(self) -> int:
-        """Channels of the target's hidden states."""
+        """Return the number of channels of the target's hidden states."""
         return self.target_hidden_size or self.hidden_size
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that can be drafted."""
+        """Count the different tokens that can be drafted."""
         return self.draft_vocab_size or self.vocab_size
 
     @property
     def projected(self) -> bool:
-        """Whether columns of images read projected visual embeddings: whether `pictures` is "projected"."""
+        """Return whether columns of images read projected visual embeddings: whether `pictures` is "projected"."""
         return self.pictures == "projected"
 
     @property
     def follows(self) -> bool:
-        """Whether the network uses the target's positions if these have three axes."""
+        """Return whether the network uses the target's positions if these have three axes."""
         return self.positions != "text" and self.pictures != "dropped"
 
     @property
     def mapped(self) -> bool:
-        """Whether the draft vocabulary is a part of the target's, with tables between the two."""
+        """Return whether the draft vocabulary is a part of the target's, with tables between the two."""
         return self.vocabulary < self.vocab_size
 
     def for_depth(self, layers: int) -> Self:
-        """The same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
+        """Return the same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
         if self.layers:
             return self
         if self.features != 3:
@@ -213,12 +213,12 @@ class Eagle3(DraftNetwork):
 
     @property
     def count(self) -> int:
-        """Number of layers."""
+        """Count the layers."""
         return self.config.num_hidden_layers
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that the network can draft."""
+        """Count the different tokens that the network can draft."""
         return self.config.vocabulary
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
@@ -263,7 +263,7 @@ class Eagle3(DraftNetwork):
         return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
 
     def packed(self) -> Packed | None:
-        """The joined weights, as `DraftNetwork.packed`, with the two norms of the first layer."""
+        """Join the weights as `DraftNetwork.packed` does, with the two norms of the first layer."""
         packed = super().packed()
         return None if packed is None else Packed(*packed[:3], norms=self._norms())
 
@@ -297,7 +297,7 @@ class Eagle3(DraftNetwork):
         return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
 
     def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
-        """Run the layer after attention, see `DraftNetwork`. With `norm_output`, the last layer's output is normed."""
+        """Run layer `index` after attention, as in `DraftNetwork`. `norm_output` norms the last layer's output."""
         hidden = super().after_attention(states, mixed, packed, index)
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
@@ -309,7 +309,7 @@ class Eagle3(DraftNetwork):
 
     @property
     def offsets(self) -> Tensor | None:
-        """(`vocabulary`,) the difference between the target's token id and the drafted index; None if all are 0."""
+        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
         return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def layer(
@@ -339,7 +339,7 @@ class Eagle3(DraftNetwork):
         return cosines.gather(-1, index)[..., 0], sines.gather(-1, index)[..., 0]
 
     def _axes(self, device: torch.device) -> Tensor:
-        """(d,) int64: for each channel, the axis whose position rotates it."""
+        """Return for each channel the axis whose position rotates it, (head size,) int64."""
         sections = self.config.mrope_section
         if not self.config.mrope_interleaved:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
@@ -351,6 +351,6 @@ class Eagle3(DraftNetwork):
         return torch.tensor(axes * 2, device=device)
 
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """As `DraftNetwork.frequencies`, scaled as transformers does."""
+        """Return the rotations' frequencies and factor, as `DraftNetwork.frequencies`, after `config.rope_scaling`."""
         scaling = self.config.rope_scaling
         return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

@@ -26,7 +26,7 @@ class FastSpeech2Config:
     decoder_layers: int = 4
     heads: int = 4
     ffn: int = 1024
-    kernels: tuple[int, int] = (9, 9)  # kernel sizes of the feed-forward's two convolutions
+    kernels: tuple[int, int] = (9, 9)  # frames that each of a block's two feed-forward convolutions spans
     dropout: float = 0.1
     predictor: int = 256  # channels inside the predictors of duration, pitch and energy
     predictor_kernel: int = 3
@@ -35,11 +35,11 @@ class FastSpeech2Config:
     pitch_range: tuple[float, float] = (1e-8, 6.6110)  # range of log(Hz + 1) that is divided into bins
     energy_range: tuple[float, float] = (1e-8, 5.7056)  # range of log(energy + 1) that is divided into bins
     mels: int = 80
-    positions: Literal["sinusoidal", "fairseq"] = "sinusoidal"  # see `sinusoids`
+    positions: Literal["sinusoidal", "fairseq"] = "sinusoidal"  # how positions are numbered, see `sinusoids`
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> FastSpeech2Config:
-        """Restore from `dataclasses.asdict`, also after JSON, which has no tuples."""
+        """Restore a configuration from its `dataclasses.asdict`, also after JSON, which has no tuples."""
         sizes: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
@@ -71,10 +71,10 @@ class FastSpeech2Config:
 class FastSpeech2Output:
     """The output of one pass. Frames beyond `mel_lengths` and phones beyond the input's lengths hold zeros."""
 
-    mel: Tensor  # (B, F, 80), natural log
+    mel: Tensor  # (B, F, 80): F frames of 80 mel bands, natural log
     mel_lengths: Tensor  # (B,), in frames
     log_durations: Tensor  # (B, K), predicted log(frames + 1)
-    durations: Tensor  # (B, K), frames used: given ones, else predicted ones, rounded
+    durations: Tensor  # (B, K), frames of each phone in `mel`: as given, else as predicted, rounded
     pitch: Tensor  # (B, K), predicted log(Hz + 1)
     energy: Tensor  # (B, K), predicted log(energy + 1)
 
@@ -85,13 +85,13 @@ class AcousticBatch:
 
     lengths: Tensor  # (B,), phones
     durations: Tensor  # (B, K), frames
-    pitch: Tensor  # (B, K), Hz
-    energy: Tensor  # (B, K), linear
+    pitch: Tensor  # (B, K), Hz of each phone
+    energy: Tensor  # (B, K), energy of each phone, not its logarithm
     mel: Tensor  # (B, F, 80), natural log
     mel_lengths: Tensor  # (B,), frames
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AcousticBatch:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         tensors = (self.lengths, self.durations, self.pitch, self.energy, self.mel, self.mel_lengths)
         return AcousticBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
@@ -107,7 +107,7 @@ class AcousticLoss:
 
     @property
     def total(self) -> Tensor:
-        """The sum of the four parts."""
+        """Return the sum of the four parts."""
         return self.mel + self.duration + self.pitch + self.energy
 
 
@@ -268,7 +268,7 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
 
 
 def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
-    """L1 of the mel plus squared errors of log(duration + 1), log(Hz + 1), log(energy + 1), unit weights (section 3.4).
+    """Add the mel's L1 and the squared errors of log(duration + 1), log(Hz + 1), log(energy + 1) (section 3.4).
 
     Mel, pitch and energy are normalised by the model's statistics, so that voices of other ranges weigh the same.
     `output` must have been computed with the batch's durations. Means are over valid frames and phones of the batch.

@@ -9,14 +9,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-SAMPLES = 32  # values read of each tensor
+SAMPLES = 32  # number of values of each tensor that are digested
 
 _known: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()  # entries vanish with their network
 _lock = Lock()
 
 
 def fingerprint(network: nn.Module, *more: object) -> str:
-    """12 hexadecimal digits that identify a network, the same in every process.
+    """Return 12 hexadecimal digits that identify a network, the same in every process.
 
     They digest the network's class, each tensor's name, shape, dtype and some values, and the `repr` of each of `more`.
     The result is cached per dtype: it does not change if weights are later overwritten in the same object.

@@ -39,7 +39,7 @@ class FlashConfig(DraftConfig):
     latents: int = 64
     bottleneck: int = 8  # a refiner's inner size is H / bottleneck
     refine: bool = True
-    tree: bool = False  # draft a tree of the slots (not in the paper, whose draft is a chain)
+    tree: bool = False  # whether to draft a tree from the slots (not in the paper, whose draft is a chain)
     # True: as published, the input of a text column before an image is its feature alone, without fc. False: such
     # columns are like other text
     plain_prefix: bool = False
@@ -54,7 +54,7 @@ class FlashConfig(DraftConfig):
 
 
 class Refiner(nn.Module):
-    """Corrects one slot by the tokens of earlier slots; initially changes nothing."""
+    """Corrects the state of one slot by the tokens that earlier slots drafted; initially changes nothing."""
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Refiner(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def forward(self, slot: Tensor, preceding: Tensor) -> Tensor:
-        """Correct slot (..., H). preceding: (..., H), the sum of the earlier tokens' embeddings. Returns: (..., H)."""
+        """Correct a slot's state (..., H). preceding: (..., H), the summed embeddings of earlier slots' tokens."""
         return slot + self.up(silu(self.down(torch.cat([preceding, slot], -1))))
 
 
@@ -129,9 +129,8 @@ class FlashNetwork(DraftNetwork):
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
     def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
-        """Correct slot `index` (..., H) by the tokens of earlier slots. preceding: (..., H), these tokens' summed
-        embeddings.
+        """Correct the state `slot` (..., H) of slot number `index` by the tokens that earlier slots drafted.
 
-        Slot 0 has no earlier slots and stays the same.
+        preceding: (..., H), the sum of these tokens' embeddings. Slot 0 has no earlier slots and stays the same.
         """
         return self.refiners[index - 1](slot, preceding) if index and len(self.refiners) else slot

@@ -24,7 +24,7 @@ from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
 from mmdec.nn.whisper_encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
 from mmdec.types import InputError
 
-PAD, EOS = 1, 2  # ids of the first special phones: <s>, <pad>, </s>, <unk>
+PAD, EOS = 1, 2  # ids of two of the four special phones, which come first: <s>, <pad>, </s>, <unk>
 
 
 class PhoneVoice(nn.Module):
@@ -56,7 +56,7 @@ class PhoneVoice(nn.Module):
 
 @dataclass(frozen=True)
 class HeardTranslatorConfig:
-    """All sizes. best: the number of alternative pieces at each place that the reader gets."""
+    """All sizes. best: number of pieces that the reader gets for each one heard: itself and its alternatives."""
 
     encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
@@ -131,7 +131,7 @@ class HeardTranslator(PiecesToUnits):
         return Source(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
-        """Predict the graphs of a batch. sizes: (B,) number of pieces, which sets the graphs' sizes."""
+        """Predict the graphs from the encoder's states (B, S, d). sizes: (B,) pieces, which set the graphs' sizes."""
         if self.decoder is None:
             raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
         graph: DagDecoder = self.decoder

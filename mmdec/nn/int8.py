@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmdec.types import InputError
 
 SCALE = ".scale"
-SMALLEST = 4096  # minimum numbers in a tensor that is packed
+SMALLEST = 4096  # a tensor is packed if it has at least this many numbers: packing small ones saves little
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
 
 
 LEVELS = (127, 63)  # largest integer of a row; 63 for CPUs that sum two products in 16 bits, such as AVX2 alone
-LEAST = 1e-12  # minimum of a row's largest value, for rows of zeros
+LEAST = 1e-12  # minimum of a row's largest value, so that a row of zeros is not divided by 0
 
 
 @final
@@ -138,7 +138,7 @@ def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
 
 
 def quantised(model: nn.Module) -> bool:
-    """Whether a model has layers of 8-bit integers."""
+    """Return whether a model has layers of 8-bit integers."""
     return any(type(module) is Int8Linear for module in model.modules())
 
 
@@ -159,13 +159,13 @@ def levels() -> int:
 
 
 def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Write each of the rows (N, I) as whole numbers of at most `most`, times a scale. Returns: (N, I) and (N, 1)."""
+    """Write rows (N, I) as whole numbers from -most to most, times a scale. Returns: numbers (N, I), scales (N, 1)."""
     scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)  # far faster than a norm
     return rows.div(scales).round_(), scales
 
 
 def pack(integers: Tensor, scales: Tensor) -> Any:
-    """Prepare weights for `product`. integers: (O, I) int8. scales: (O,)."""
+    """Prepare weights for `product`. integers: (O outputs, I inputs) int8. scales: (O,), their factors."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
     with warnings.catch_warnings():
         warnings.filterwarnings(

@@ -20,7 +20,7 @@ from mmdec.types import InputError
 
 Kind = Literal["linear", "block"]
 KINDS: tuple[Kind, ...] = ("linear", "block")
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, H / heads)
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, columns, H / heads)
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class MedusaConfig:
     heads: int = 10
     attention_heads: int = 0  # attention heads of Medusa-Block's layer
     ffn: int = 0  # inner size of that layer's feed-forward
-    mels: int = 80  # mel bands of the model's input
-    base: str = ""  # name of the model
-    tuned_base: bool = False  # whether they were trained on a model with a modified last layer and first head
+    mels: int = 80  # mel bands of the speech model's input
+    base: str = ""  # name of the model that the heads were trained for
+    tuned_base: bool = False  # whether that model was tuned with them: its last layer and its output matrix
     own_outputs: bool = False  # whether each head has an output matrix of its own, as Medusa-1's for language models
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class MedusaHeads(nn.Module):
 
     def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
         """Run Medusa-Block's layer and return its output, the heads' input (B, T, H); without that layer return hidden.
-        Arguments as for `forward`."""
+        hidden: (B, T, H). states: (B, S, H) of the encoder."""
         if self.block is None:
             return hidden
         if states is None:

@@ -48,7 +48,8 @@ class MsdNetwork(DraftNetwork):
     config_class: ClassVar[type[DraftConfig]] = MsdConfig
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """Compute the layer's input (B, L - 1, H) for whole rows; arguments as for `DraftNetwork.inputs`."""
+        """Compute the layer's input (B, L - 1, H) for whole rows. embeds: (B, L, H). features: (B, L, k * H). visual:
+        (B, L) bool, True at visual tokens."""
         if visual is None or not bool(visual.any()):
             return super().inputs(embeds, features)
         following = embeds[:, 1:]
@@ -60,8 +61,7 @@ class MsdNetwork(DraftNetwork):
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """Give each column of visual (B, L) an index (B, L) int64: a text column its own, a visual column the next text
-    column's.
+    """For each column find the first text column from it on: (B, L) int64. visual: (B, L) bool, True at visual columns.
 
     A visual column without a later text column gets its own index.
     """

@@ -23,7 +23,7 @@ from mmdec.nn.transformer import Attention, PooledDropout, RowsLinear, sinusoids
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """Sizes of the reader and of the two decoders behind it. dag: None leaves out the graph decoder."""
+    """Sizes of the reader and of the two decoders that read its states. dag: None leaves out the graph decoder."""
 
     pieces: int = 1001
     units: int = 2000
@@ -32,7 +32,7 @@ class ReaderConfig:
     heads: int = 4
     layers: int = 6
     dropout: float = 0.1
-    d_states: int = 0  # width of the states that are added to the pieces; 0: none
+    d_states: int = 0  # width of the speech encoder's states that are added to the pieces; 0: none are added
     ar: ArConfig = field(default_factory=lambda: ArConfig(ffn=1024, layers=4))
     dag: DagConfig | None = None
 
@@ -105,6 +105,6 @@ class PiecesToUnits(nn.Module):
 
 
 def unit_limits(pieces: Tensor) -> list[int]:
-    """For each row, the maximum units of its translation, from its number of pieces (B,). The same limit holds for
+    """Compute each row's maximum units of its translation from its number of pieces (B,). The same limit holds for
     speech, for text and in training."""
     return (2 * pieces + 10).tolist()

@@ -52,8 +52,8 @@ class QuestionGate(nn.Module):
         self.hidden, self.out = nn.Linear(embeds + features, inner), nn.Linear(inner, choices)
 
     def forward(self, question: Tensor, feature: Tensor) -> Tensor:
-        """Score the choices: (..., C). question: (..., E), its mean embedding. feature: (..., F), the target's feature
-        of its last token."""
+        """Score the C choices: (..., C). question: (..., E), the question's mean embedding. feature: (..., F), that of
+        the target at the question's last token."""
         return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
 
 
@@ -175,10 +175,10 @@ class SpecVLMConfig(DraftConfig):
     prune_ratio: int = 20
     pool_ratio: int = 20
     conv_ratio: int = 3
-    mixed_ratio: int = 3  # ratio of all three compressors of "weighted"; the paper goes up to 5
+    mixed_ratio: int = 3  # tokens per output in all three compressors of "weighted"; the paper goes up to 5
     queries: int = 2
-    pruning: str = "random"  # or "strided"; see `mmdec.nn.compressor.Prune`
-    depthwise: bool = True  # see `mmdec.nn.specvlm.ElasticCompressor`
+    pruning: str = "random"  # which tokens to keep, "random" or "strided" ones; see `mmdec.nn.compressor.Prune`
+    depthwise: bool = True  # whether the convolution runs per channel and before fc; see `ElasticCompressor`
     grid: Grid | None = None  # rows and columns of an image's tokens, if all images have the same
     gate_size: int = 64
     gate_temperature: float = 1.0

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, final
 
 BLANK, MARK = 0, 1  # two pieces are no tokens: CTC's blank, and the end of a segment (in a text with timestamps)
-FIRST = 2  # the id of the first piece that is a token
+FIRST = 2  # id of the first piece that stands for a token
 # GPT-2's words: contractions, then letters, figures or signs, each with the space before it.
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 _NEVER = (2**60, -1)  # the rank of a pair that is never merged
@@ -38,7 +38,7 @@ class Merges:
 
     @classmethod
     def of(cls, model: dict[str, Any]) -> Merges:
-        """Make it from the entry `model` of a tokenizer's JSON."""
+        """Read the merges from the entry `model` of a tokenizer's JSON."""
         numbers: dict[str, int] = model["vocab"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         rows = [(numbers[left], numbers[right], numbers[left + right]) for left, right in pairs]
@@ -50,7 +50,7 @@ class Merges:
         return token in self._bytes
 
     def bytes(self, token: int) -> bytes:
-        """The bytes of a token's text."""
+        """Return the bytes of a token's text."""
         return self._bytes[token]
 
     def tokens(self, text: bytes) -> list[int]:
@@ -80,8 +80,8 @@ def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, 
 
 
 def _kept(left: Counter[int], bound: int, merges: Merges) -> list[int]:
-    """Choose the tokens that occur at least `bound` times. A rarer one is split, and its count is added to its parts.
-    The latest merges come first, so that the count of a part is complete when its turn comes."""
+    """Choose the tokens that occur at least `bound` times. left: token -> count. A rarer token is split, and its count
+    is added to its parts. The latest merges come first, so that the count of a part is complete when its turn comes."""
     for _, _, token in reversed(merges.rows):
         times = left.get(token, 0)
         if 0 < times < bound:
@@ -106,16 +106,16 @@ class TokenPieces:
 
     @property
     def names(self) -> list[str]:
-        """The pieces as readable text, in the order of their ids."""
+        """Return the pieces as readable text, in the order of their ids."""
         texts = [self.merges.bytes(token).decode("utf-8", "backslashreplace") for token in self.kept]
         return ["<blank>", "<mark>", *texts]
 
     def bytes(self, piece: int) -> bytes:
-        """The bytes of a piece's text; empty for the first two."""
+        """Return the bytes of a piece's text; empty for blank and end of segment."""
         return self.merges.bytes(self.kept[piece - FIRST]) if piece >= FIRST else b""
 
     def _of_token(self, token: int) -> tuple[int, ...]:
-        """The ids of a token's pieces. Special tokens, and bytes that are no pieces, are left out."""
+        """Return the ids of a token's pieces. Special tokens, and bytes that are no pieces, are left out."""
         number = self._numbers.get(token)
         if number is not None:
             return (number,)

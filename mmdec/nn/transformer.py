@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from mmdec.ops import onednn
 from mmdec.types import InputError
 
-FEW = 16  # with at least this many rows, oneDNN is faster
+FEW = 16  # minimum rows of a product that oneDNN computes: with fewer it is slower than torch's own
 _POOL_SIZE = 1 << 23
 _pools: dict[float, Tensor] = {}
 
 
 def _pool(p: float) -> Tensor:
-    """Return the pool of scaled masks, drawn with a separate generator. (int8 masks would need a cast at each use.)"""
+    """Return dropout masks for probability p, scaled by 1 / (1 - p), drawn once with a separate generator."""
     if p not in _pools:
         generator = torch.Generator().manual_seed(0x5EED)
         keep = torch.rand(_POOL_SIZE, generator=generator) >= p
@@ -59,7 +59,7 @@ def sinusoids(size: int, d_model: int, device: torch.device, fairseq: bool = Fal
 
 @lru_cache(maxsize=16)
 def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool) -> Tensor:
-    """A cached table: at batch 1, computing its sines takes as long as a layer."""
+    """Return a cached table of `rows` positions: at batch 1, computing its sines takes as long as a layer."""
     with torch.inference_mode(False):  # a table made while decoding must also work in training
         position = torch.arange(rows, dtype=torch.float32, device=device)[:, None] + (2 if fairseq else 0)
         steps = max(1, d_model // 2 - 1) if fairseq else d_model // 2
@@ -135,7 +135,8 @@ class DecoderLayer(nn.Module):
         memory_values: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:
-        """Run the layer with given keys and values; a step with a cache computes its own and passes all of them."""
+        """Run the layer over x (B, M, d). keys, values: those of the text up to x, x included: a step with a cache
+        computes only its own. memory_keys, memory_values: those of the encoder's states."""
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
         y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)
         x = self.encoder_attn_layer_norm(x + self.dropout(y))

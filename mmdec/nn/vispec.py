@@ -26,7 +26,7 @@ MOST_QUERIES = 256
 class ViSpecConfig(DraftConfig):
     """Sizes of the network. `attention_bias` also holds for the adaptor's keys and values."""
 
-    queries: int = 2  # the last one gives the global vector
+    queries: int = 2  # learned queries for an image; the last one's output is the global vector
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,7 +32,7 @@ BINS = WINDOW // 2 + 1
 _OVERLAP = WINDOW // HOP
 _NOISE_SEED = 0xD1CE
 _MAX_LOG_GAIN = 6.0  # maximum log gain of a bin: exp(6) times an excitation of unit power is far beyond full scale
-_LEAST = WINDOW // HOP + 1  # minimum number of frames: fewer do not fill a window
+_LEAST = WINDOW // HOP + 1  # minimum number of frames of a mel: fewer do not fill a window
 _ROUNDS = 30
 
 
@@ -44,7 +44,7 @@ class VocoderConfig:
     hidden: int = 400
     blocks: int = 4
     kernel: int = 7
-    min_pitch: float = 60.0  # Hz
+    min_pitch: float = 60.0  # lowest pitch in Hz that can be predicted
     max_pitch: float = 400.0
 
 
@@ -217,7 +217,7 @@ class MelKind:
     log10: bool = False  # logarithm of base 10; False: natural logarithm
 
     def samples(self, frames: int) -> int:
-        """Number of 16 kHz samples that this many frames last."""
+        """Compute how many samples at 16 kHz this many frames last."""
         return frames * self.hop * SAMPLE_RATE // self.sample_rate
 
 

@@ -25,14 +25,14 @@ from mmdec.nn.conformer import lengths_to_mask
 from mmdec.ops.onednn import attention, linear
 
 HOP, WINDOW = 160, 400  # samples between two frames of features, and samples in one frame
-STEP = 2 * HOP  # samples between states
+STEP = 2 * HOP  # samples between two encoder states, each of which covers two frames
 MARGIN = 1.0  # seconds of silence added after the recording
 TAIL = 0.2  # seconds of that silence whose states a CTC head reads
 
 
 @dataclass(frozen=True)
 class WhisperEncoderConfig:
-    """Sizes; the defaults are those of openai/whisper-base (20.6 M parameters)."""
+    """Sizes of the encoder; the defaults are those of openai/whisper-base (20.6 M parameters)."""
 
     mels: int = 80
     d_model: int = 512
@@ -104,7 +104,7 @@ class TopLayers(nn.Module):
         return self
 
     def give(self, encoder: WhisperEncoder) -> WhisperEncoder:
-        """Copy an encoder, with these layers in place of its last layers."""
+        """Return a copy of an encoder with these layers and this norm in place of its last ones."""
         changed = copy.deepcopy(encoder)
         changed.layers[-len(self.layers) :].load_state_dict(self.layers.state_dict())
         changed.layer_norm.load_state_dict(self.layer_norm.state_dict())
@@ -190,7 +190,8 @@ def read_states(
     tail: float | None = None,
     top: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Encode recordings, each at its own length; arguments as for `sound_features`.
+    """Encode recordings, 16 kHz samples (T,) each at its own length. margin, tail: seconds of silence, see
+    `sound_features`.
 
     top: how many of the last layers to leave out.
     Returns: states (B, S, D), 50 a second, and their number in each row (B,).

@@ -21,20 +21,20 @@ from transformers import PreTrainedModel
 
 from mmdec.ops.tree_attention import TreeMask
 
-BIASES = ("alibi", "position_bias")  # names of the bias among a layer's arguments
-_drafted: ContextVar[TreeMask | None] = ContextVar("drafted", default=None)  # the draft of the current pass
+BIASES = ("alibi", "position_bias")  # names that models give the bias among a layer's arguments
+_drafted: ContextVar[TreeMask | None] = ContextVar("drafted", default=None)  # mask of the draft in this thread's pass
 _installing = threading.Lock()
 
 
 def has_alibi(model: PreTrainedModel) -> bool:
-    """Whether a model's layers add ALiBi's bias. If the configuration has the switch `alibi`, the switch decides."""
+    """Return whether a model's layers add ALiBi's bias. If the configuration has a switch `alibi`, it decides."""
     switched = getattr(model.config, "alibi", None)
     return any(_layers(model)) if switched is None else bool(switched)
 
 
 @contextmanager
 def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
-    """Within this context, passes over a draft, called without a mask, attend by this tree and its nodes' positions.
+    """Let passes over a draft, called without a mask, attend by this tree and its nodes' positions.
 
     The hooks stay on the model. Outside the context, and in other threads, they do nothing.
     """
@@ -65,7 +65,7 @@ class TreeBias:
         mask: Tensor = kwargs["attention_mask"]  # (B or 1, H or 1, N, S + N), which may hold the bias, too
         places = _places(tree)
         rows, columns = places.shape
-        shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # the last node saw all columns
+        shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # of the last node, which sees all columns
         hidden = True if shown.dtype == torch.bool else torch.finfo(shown.dtype).min
         shown = torch.where(tree.additive < 0, hidden, shown)
         if bias.shape[-1] != columns:  # made for the longest text: its last entry is for the text's last position
@@ -105,11 +105,11 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _places(tree: TreeMask) -> Tensor:
-    """The position (B, S + N) of each column's token in its row; 0 for the padding before a row's first token."""
+    """Compute the position (B, S + N) of each column's token in its row; 0 for padding before a row's first token."""
     columns = tree.additive.shape[3] - tree.ancestors.shape[1]
     starts, ends = tree.starts[:, None], tree.ends[:, None]
     held = (torch.arange(columns, device=starts.device) - starts).clamp(min=0)
-    # columns between a row's end and the draft are hidden
+    # columns between a row's end and the draft are hidden, so that their positions do not matter
     return torch.cat([torch.minimum(held, ends - starts), ends - starts - 1 + tree.ancestors.sum(2)], 1)
 
 

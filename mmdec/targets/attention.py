@@ -23,7 +23,7 @@ TREE_ATTENTION = "mmdec_tree"
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
-    """A mask (B, 1, Q, S) of floats to add to scores; None if plain causal masking suffices."""
+    """Make a mask (B, 1, queries, columns) of floats to add to scores; None if plain causal masking suffices."""
     seen = sdpa_mask(*args, **kwargs)
     if seen is None:
         return None
@@ -40,7 +40,8 @@ def attend(
     trees: Sequence[TreeMask] = (),
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention. query: (B, Hq, N, D). key, value: (B, Hkv, S, D). Returns: (B, N, Hq, D), None.
+    """Compute attention. query: (B, query heads, N, D). key, value: (B, key heads, S, D). Returns: (B, N, query
+    heads, D), and None in place of an attention map.
 
     trees: the masks of a pass over a draft, one for each kind of layer.
     options: the other arguments that transformers passes to attention; only dropout, is_causal and s_aux (Hq,), the

@@ -27,7 +27,7 @@ from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_mask
 from mmdec.types import CACHE, InputError
 
-ROOM = 64  # free columns of a new pool, and the granularity of its width
+ROOM = 64  # a pool's width is a multiple of this number of columns, so that it rarely grows
 STEP = 4096  # a full pool doubles its width, but grows by at most this number of columns at once
 
 
@@ -43,7 +43,7 @@ class GrowingLayer(DynamicLayer):
         self.store = store
         self.all_keys = self.all_values = torch.empty(0)
         self.shown: Tensor | None = None
-        self.first = 0  # the first column that a pass gets to see
+        self.first = 0  # the first column that the next pass sees: a window hides earlier ones
         self.is_initialized = True
 
     def hold(self, states: Tensor, is_keys: bool) -> None:
@@ -54,7 +54,7 @@ class GrowingLayer(DynamicLayer):
             self.values = states
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is a stock layer, because pools belong to a run."""
+        """Let a copy be a stock layer, because pools belong to a run."""
         return stock_layer, (cast(Tensor, self.keys).contiguous(), cast(Tensor, self.values).contiguous())
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -76,14 +76,14 @@ class GrowingLayer(DynamicLayer):
 class Kind:
     """Keys or values of several layers with the same shape and dtype, which share one pool."""
 
-    members: tuple[tuple[int, bool], ...]  # for each: (layer index, whether it is the layer's keys or its values)
+    members: tuple[tuple[int, bool], ...]  # for each part of the pool: (layer index, True for keys or False for values)
     heads: int
     size: int
     dtype: torch.dtype
     device: torch.device
 
     def pool(self, rows: int, columns: int) -> Tensor:
-        """An uninitialised pool (members, rows, heads, columns, size)."""
+        """Allocate a pool (members, rows, heads, columns, size) without initial values."""
         shape = len(self.members), rows, self.heads, columns, self.size
         with torch.inference_mode(False):  # else the cache would be read-only after the run
             return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -93,8 +93,8 @@ class Memory(Protocol):
     """Provides the memory of a run's pools: for example the fixed buffers that captured CUDA graphs read and write."""
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """One pool of each kind, shaped as `Kind.pool`, for at least `length` columns. If the previous pools are large
-        enough, they are returned again.
+        """Return a pool of each kind, shaped as `Kind.pool`, for at least `length` columns: the previous pools if these
+        are large enough.
 
         Columns that were never written hold finite numbers. Previous pools stay valid until the next draft is scored.
         """
@@ -141,7 +141,7 @@ class KVPool:
 
     @property
     def width(self) -> int:
-        """C, the number of allocated columns."""
+        """Count the allocated columns, C."""
         return self._pools[0].shape[3]
 
     def grow(self, length: int) -> None:
@@ -155,12 +155,12 @@ class KVPool:
             self._hand_out()
 
     def show(self, firsts: Sequence[int]) -> None:
-        """Let the next pass see only the columns from `firsts[i]` on in layer i. `crop` shows all columns again."""
+        """Hide in layer i the columns before `firsts[i]`, which lie outside its window, from passes until `crop`."""
         for index, layer in self._living():
             layer.first = firsts[index]
 
     def crop(self, length: int) -> None:
-        """Drop the columns from `length` on."""
+        """Drop the columns from `length` on, and show all others to the next pass."""
         self.length = length
         layers = dict(self._living())
         for layer in layers.values():
@@ -171,13 +171,14 @@ class KVPool:
                     layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move row r's columns `columns[r]` to the columns from `begins[r]` on; drop all columns from `length` on."""
+        """Move the columns `columns[r]` of row r, its accepted tokens, to column `begins[r]` and behind, so that they
+        follow its text without gaps; then drop all columns from `length` on."""
         for pool in self._pools:
             kv_gather(pool, columns, begins)
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only the rows whose indices are in `rows` (K,) int64, in that order, and the first `length` columns."""
+        """Keep only the cache's rows with indices `rows` (K,) int64, in that order, and its first `length` columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
         old = self._pools
@@ -204,14 +205,14 @@ class KVPool:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
     def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
-        """The layers that are still referenced, with their indices."""
+        """Yield the layers that are still referenced, with their indices."""
         for index, reference in self._layers.items():
             if (layer := reference()) is not None:
                 yield index, layer
 
 
 def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
-    """A stock layer of transformers with these keys and values."""
+    """Make a stock layer of transformers with these keys and values."""
     layer = DynamicLayer()
     layer.lazy_initialization(keys, values)
     layer.keys, layer.values = keys, values
@@ -219,7 +220,7 @@ def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
 
 
 def empty_cache() -> DynamicCache:
-    """A cache without layers; the caller adds them."""
+    """Make a cache without layers; the caller adds them."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = None
     return cache
@@ -249,18 +250,17 @@ def check_cache(cache: Cache) -> None:
 class RowLayout:
     """Where each row of a run lies in the cache. Plain integers, so that reading them never waits for a GPU."""
 
-    starts: list[int]  # a row's first column
-    ends: list[int]  # the column after its last
-    shifts: list[int]  # position of a token minus its column
-    tree: int = 0  # columns of a scored tree whose verdict is not known yet; 0: there is none
-    first: int = 0  # column of the tree's root
+    starts: list[int]  # each row's first column that is not padding
+    ends: list[int]  # the column after each row's last one
+    shifts: list[int]  # for each row, a token's position minus its column
+    tree: int = 0  # number of columns of a tree that was scored and is not verified yet; 0: there is none
+    first: int = 0  # column of that tree's root
 
     @classmethod
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
-        """The layout after a prompt's pass, once padding inside a row is removed. mask: (B, C) bool, False at padding.
+        """Compute the layout after a prompt's pass, once padding inside a row is removed.
 
-        positions: (B, C).
-        """
+        mask: (B, C) bool, False at padding. positions: (B, C), of the prompt's tokens."""
         starts = mask.long().argmax(1).tolist()
         ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
         last = positions[:, -1].tolist()
@@ -268,7 +268,7 @@ class RowLayout:
 
     @property
     def width(self) -> int:
-        """S, the number of columns before a tree."""
+        """Count the columns before a tree: S."""
         return max(self.ends)
 
     def see(
@@ -276,7 +276,8 @@ class RowLayout:
     ) -> tuple[TreeMask | None, list[list[int]]]:
         """Compute the mask that says which columns of cache and draft each node sees, and the nodes' positions.
 
-        plain: whether the mask may be None where every node sees every column.
+        parents: for each row, the parent of each node, -1 for the root. plain: whether the mask may be None where every
+            node sees every column.
         """
         width = self.width
         ragged = min(self.ends) < width or any(self.starts)
@@ -287,14 +288,14 @@ class RowLayout:
         return mask, self.positions(parents)
 
     def positions(self, parents: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Positions of a draft's nodes."""
+        """Compute the positions of a draft's nodes from each row's parents (-1 for the root)."""
         return [
             [end + shift + depth for depth in depths(links)]
             for links, end, shift in zip(parents, self.ends, self.shifts, strict=True)
         ]
 
     def wait(self, nodes: int, first: int | None = None) -> None:
-        """Record that a tree of `nodes` nodes was scored. first: the root's column; None: the first after all rows."""
+        """Record that a tree of `nodes` nodes was scored. first: its root's column; None: the first after all rows."""
         self.tree, self.first = nodes, self.width if first is None else first
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
@@ -309,7 +310,7 @@ class RowLayout:
         return columns, begins
 
     def select(self, live: Sequence[int]) -> None:
-        """Keep only the rows whose indices are in `live`, in that order."""
+        """Keep only the rows with indices `live`, those whose text has not ended, in that order."""
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]
@@ -324,7 +325,8 @@ def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
 
 
 def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
-    """For all nodes i and j: whether j is i or an ancestor of i. Returns (B, N, N) bool on the CPU."""
+    """Find for all nodes i and j whether j is i or an ancestor of i: (B, N, N) bool on the CPU. parents: of each node,
+    -1 for the root."""
     size, seen = len(parents[0]), []
     for links in parents:
         above = [bytearray(size)]

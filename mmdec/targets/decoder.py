@@ -35,21 +35,21 @@ from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # what a model takes: one mask, or one for each type of its layers
-READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that are used
-ATTRIBUTE = "mmdec_rope"  # the attribute of a cache that stores the offsets; copies of the cache have it, too
+READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that a prompt's pass uses; others are refused
+ATTRIBUTE = "mmdec_rope"  # attribute of a cache that holds its `RopeOffsets`; copies of the cache have it, too
 
 
 @dataclass(frozen=True)
 class TextPrompt:
     """A language model's prompt as `generate` prepares it, checked and normalised."""
 
-    ids: Tensor  # (B, P)
-    fresh: Tensor  # (B, F) the ids that the cache does not hold
-    mask: Tensor  # (B, C) bool over all columns, cached and new
-    mask_given: Tensor | None  # the mask for the model; None if nothing is masked
-    positions: Tensor  # (B, C)
+    ids: Tensor  # (B, P) token ids
+    fresh: Tensor  # (B, F) the last ids, which the cache does not hold
+    mask: Tensor  # (B, C) bool over all columns, cached and new; False at padding
+    mask_given: Tensor | None  # the mask to pass to the model; None if nothing is masked
+    positions: Tensor  # (B, C) of all columns, cached and new
     cache: DynamicCache | None
-    past: int  # columns in the cache
+    past: int  # number of columns in the caller's cache
     holes: bool  # whether a row has padding after its first token
 
     @classmethod
@@ -149,7 +149,7 @@ class TextPrompt:
         return copied
 
     def rows(self) -> RowLayout:
-        """The layout of the rows once padding inside them is removed."""
+        """Compute the layout of the rows once padding inside them is removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
 
 
@@ -164,7 +164,7 @@ def _check_given(cache: Any) -> None:
 class RopeOffsets:
     """What a chat's next turn adds to a token's place in the text to get its position on each axis (M-RoPE)."""
 
-    offsets: Tensor  # (3, B)
+    offsets: Tensor  # (3 axes, B)
     columns: int  # number of cache columns after which the offsets apply
 
 
@@ -182,8 +182,8 @@ class DecoderSession:
     rows: RowLayout
     layers: tuple[int, ...]
     offsets: Tensor | None = None  # (3, B): position on each axis minus the place in the text; None: one axis
-    fast: FastRun | None = None  # the fast pass, if used
-    gaps: Gaps | None = None  # padding between a row's tokens, which a window counts
+    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: it is not used
+    gaps: Gaps | None = None  # padding between a row's tokens, which a layer's window counts; None: there is none
     reader: DraftReader | None = None  # the copy that reads drafts for a model with states; None: it has no states
 
 
@@ -192,10 +192,10 @@ class Prompt:
     """A prompt, prepared for the pass over its F new columns."""
 
     text: TextPrompt
-    positions: Tensor  # (1 or 3, B, F)
-    offsets: Tensor | None = None  # (3, B), for columns after the prompt
+    positions: Tensor  # (1 or 3 axes, B, F)
+    offsets: Tensor | None = None  # (3 axes, B): position minus place in the text, after the prompt; None: one axis
     visual: Tensor | None = None  # (B, F) bool, True at visual tokens
-    pictures: Tensor | None = None  # (B, P) bool, the same for the whole prompt
+    pictures: Tensor | None = None  # (B, P) bool, True at visual tokens of the whole prompt, cached columns included
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     vision_seconds: float = 0.0
     summaries: Tensor | None = None  # (images, 2V): mean and deviation of the vision tower's states of each image
@@ -260,7 +260,7 @@ class DecoderTarget(HfTarget, ABC):
         return Scores(out.logits[:, -1:] if last else out.logits, states)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Number of positions that each row's prompt takes, without running the model. inputs: as for `prefill`."""
+        """Count the positions that each row's prompt takes, without running the model. inputs: `prefill`'s."""
         return inputs["attention_mask"].sum(1).tolist()
 
     @torch.no_grad()
@@ -352,7 +352,7 @@ class DecoderTarget(HfTarget, ABC):
         return self._with(reader.model)._tree(session, draft)
 
     def _with(self, model: PreTrainedModel) -> Self:
-        """This target with another model that shares its weights, see `DraftReader`."""
+        """Copy this target for another model that shares its weights, see `DraftReader`."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -363,7 +363,7 @@ class DecoderTarget(HfTarget, ABC):
         plain = session.gaps is None and not any(firsts.values())
         tree, positions_in_text = rows.see(draft.parents.tolist(), device, self.model.dtype, plain)
         if isinstance(session.store, StateStore) and session.store.pool is None:
-            tree = None  # nothing attends
+            tree = None  # no layer attends, so none needs a mask
         positions = torch.tensor(positions_in_text, device=device)[None]
         if session.offsets is not None:
             positions = positions + session.offsets[:, :, None]
@@ -392,7 +392,8 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
-        """Keep the accepted path's columns and drop the others. After the prompt's pass nothing changes."""
+        """Keep in the cache the columns of the verdict's accepted path, and drop the draft's others. After the prompt's
+        pass nothing changes."""
         if isinstance(session.store, StateStore):
             session.store.accept(session.rows, verdict.path)
         else:
@@ -400,7 +401,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the rows with indices `live` (K,) int64, those whose text has not ended, in that order."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         if session.offsets is not None:
@@ -449,11 +450,11 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), {}, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs of `prefill`. If `generate` dropped the attention mask because it is all ones, restore it.
+        """Make the inputs of `prefill`. If `generate` dropped the attention mask because it is all ones, restore it.
 
         With a cache, the mask's length shows whether ids (B, P) are the whole text or its new part.
         """
-        if STATE_CACHE in inputs:  # the name for models without attention
+        if STATE_CACHE in inputs:  # the cache's name for models without attention
             inputs = {**inputs, CACHE: inputs[STATE_CACHE]}
             del inputs[STATE_CACHE]
         cache = inputs.get(CACHE)
@@ -467,7 +468,7 @@ class DecoderTarget(HfTarget, ABC):
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Whether the caller reads the cache after the run: it passed one, or the output must contain one."""
+        """Return whether the caller reads the cache after the run: it passed one, or the output must contain one."""
         cache = inputs.get(CACHE)
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 

@@ -23,19 +23,19 @@ from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdic
 
 SOURCE = "source_ids"  # the key under which `hold_back` passes the encoder's token ids to `prefill`
 READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE, SOURCE}
-LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # they do not change a pass
+LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # ignored: they change no pass
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
     """The inputs of a prompt's pass, checked and normalised."""
 
-    ids: Tensor  # (B, P)
-    encoded: Any  # the encoder's output, whose first part is (B, S, H)
-    encoder_mask: Tensor | None  # (B, T) of the encoder's inputs
-    mask: Tensor  # (B, P) bool
-    mask_given: Tensor | None  # the caller's mask, if there was one
-    positions: Tensor  # (B, P)
+    ids: Tensor  # (B, P) the decoder's token ids
+    encoded: Any  # the encoder's output, whose first part holds its states (B, S, H)
+    encoder_mask: Tensor | None  # (B, T) mask of the encoder's inputs
+    mask: Tensor  # (B, P) bool, False at padding of `ids`
+    mask_given: Tensor | None  # the caller's mask of `ids`; None: it gave none
+    positions: Tensor  # (B, P) of `ids`
     holes: bool  # whether a row has padding after its first token
 
     @classmethod
@@ -96,7 +96,7 @@ class EncodedTarget(HfTarget, ABC):
     """
 
     reads_encoder: ClassVar[bool] = True
-    counts_columns: ClassVar[bool] = True  # whether the model's positions count columns, padding included
+    counts_columns: ClassVar[bool] = True  # whether a token's position is its column's number, padding counted
     tells_last: ClassVar[bool] = True  # whether the last layer's states can be read before the final norm
 
     def __init__(self, model: Any, layers: int, positions: int | None) -> None:
@@ -188,12 +188,13 @@ class EncodedTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def commit(self, session: EncodedSession, verdict: Verdict) -> None:
-        """Keep the accepted path's columns and drop the others. After the prompt's pass nothing changes."""
+        """Keep in the cache the columns of the verdict's accepted path, and drop the draft's others. After the prompt's
+        pass nothing changes."""
         keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
     def select(self, session: EncodedSession, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order, also of the encoder's output."""
+        """Keep only the rows with indices `live` (K,) int64, in that order, also of the encoder's output."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         live = live.to(session.prompt.device)
@@ -202,15 +203,15 @@ class EncodedTarget(HfTarget, ABC):
         session.encoder_mask = None if mask is None else mask[live]
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs unchanged: ids (B, P) are always the whole text."""
+        """Return the inputs unchanged: ids (B, P) are always the whole text."""
         return inputs
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """False: `output` fills a cache that the caller reads."""
+        """Return False, so that `extend` is not called: `output` fills a cache that the caller reads."""
         return False
 
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
-        """Nothing to do: see `keeps_cache`."""
+        """Do nothing: `output` fills the caller's cache."""
 
     @torch.no_grad()
     def output(
@@ -251,14 +252,14 @@ class EncodedTarget(HfTarget, ABC):
 
 
 def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
-    """An encoder's output for some rows (K,) int64, or all: its states, and for some models its own mask."""
+    """Pick an encoder's output for some rows (K,) int64, or all: its states, and for some models its own mask."""
     kind = type(given) if isinstance(given, BaseModelOutput) else BaseModelOutput
     parts = {"last_hidden_state": given[0], "attention_mask": getattr(given, "attention_mask", None)}
     return kind(**{name: part if rows is None else part[rows] for name, part in parts.items() if part is not None})
 
 
 def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
-    """The encoder's tokens for each of the batch's `rows` rows, without padding; None if they are not known."""
+    """Return the encoder's tokens for each of the batch's `rows` rows, without padding; None: they are not known."""
     if held is None:
         return None
     ids, mask = held

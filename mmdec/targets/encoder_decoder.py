@@ -31,7 +31,7 @@ FAMILIES = """
 """
 ENDS = ("ForConditionalGeneration", "MTModel", "ForTextToText", "ForSpeechToText")
 CLASSES = frozenset(name + end for name in FAMILIES.split() for end in ENDS)
-TABLE = 64  # granularity of the number of position embeddings that are looked up at once
+TABLE = 64  # position embeddings are looked up in multiples of this number, so that few calls suffice
 
 
 @final
@@ -40,14 +40,14 @@ class _Placed(nn.Module):
 
     def __init__(self, stock: nn.Module, pad: int | None) -> None:
         super().__init__()
-        self.stock: tuple[Any, ...] = (stock,)  # a tuple, so that it is not registered
+        self.stock: tuple[Any, ...] = (stock,)  # a tuple, so that it is not registered as a submodule
         self.pad = pad
         self.positions = self.tokens = torch.empty(0, dtype=torch.long)  # (B, N)
         self.table: Tensor = torch.empty(0)
-        self.padding: Tensor | None = None  # the padding token's embedding, if it has its own at all positions
+        self.padding: Tensor | None = None  # the padding token's embedding, if it is the same at all positions
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The position embeddings (B, N, H) of the run's nodes. args, kwargs: what the decoder passes to its own."""
+        """Return the position embeddings (B, N, H) of the run's nodes. args, kwargs: what the decoder passes."""
         needed = int(self.positions.max()) + 1
         if len(self.table) < needed:
             most = getattr(self.stock[0], "num_embeddings", None)
@@ -90,7 +90,7 @@ class Twin:
         decoder = cast(nn.Module, cast(Any, model).get_decoder())
         self.by_inputs = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._placed: _Placed | None = None
-        self._distances = dict[Any, Tensor]()  # attention -> (distances, heads) its bias
+        self._distances = dict[Any, Tensor]()  # attention module -> its bias (distances, heads)
         self._positions: Tensor = torch.empty(0)  # (B, N) of the pass's nodes
         self._columns: Tensor = torch.empty(0)  # (B, S + N) of all columns
         root = next(name for name, part in model.named_modules() if part is decoder)
@@ -126,7 +126,7 @@ class Twin:
         self._positions, self._columns = positions, torch.cat([before, positions], 1)
 
     def _bias(self, stock: Any, *lengths: Any, **options: Any) -> Tensor:
-        """T5's bias (B, heads, N, S + N) by the distance from each node to each column. stock: the attention module."""
+        """Compute T5's bias (B, heads, N, S + N) by the distance from each node to each column. stock: attention."""
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
             farthest = -(-needed // TABLE) * TABLE - 1
@@ -142,7 +142,7 @@ class EncoderDecoderTarget(EncodedTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether this is an encoder-decoder of a tested family."""
+        """Return whether this is an encoder-decoder of a tested family."""
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -169,7 +169,7 @@ class EncoderDecoderTarget(EncodedTarget):
         return dict(inputs), {SOURCE: (ids, mask)} if shared else {}
 
     def _shares_tokens(self) -> bool:
-        """Whether a token of the source is the same token in the target's text."""
+        """Return whether a token of the source is the same token in the target's text."""
         source = getattr(cast(Any, self.model).get_encoder(), "embed_tokens", None)
         own = getattr(self.decoder, "embed_tokens", None)
         return source is not None and own is not None and source.weight.data_ptr() == own.weight.data_ptr()
@@ -229,5 +229,5 @@ class EncoderDecoderTarget(EncodedTarget):
 
 
 def encoder_decoders() -> str:
-    """The supported families, for errors."""
+    """List the supported families, for errors."""
     return ", ".join(FAMILIES.split())

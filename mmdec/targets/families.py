@@ -35,7 +35,7 @@ from mmdec.types import CACHE, InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
 KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # kinds of layers that keep every column
-STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # and those that have states
+STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # kinds of layers with states
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", CACHE, "logits_to_keep")
 CAUSAL = """
     AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Bloom Camembert CodeGen Cohere Data2VecText DeepseekV2
@@ -111,7 +111,7 @@ def check_proof(kind: type[PreTrainedModel], config: PreTrainedConfig, scorer: S
 
 
 def is_decoder_only(model: PreTrainedModel) -> bool:
-    """Whether `forward` has the arguments of a draft's pass, and the configuration is a pure language model's."""
+    """Return whether `forward` has a draft pass's arguments, and the configuration is a pure language model's."""
     config = model.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
@@ -119,7 +119,7 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
 
 
 def lacking_arguments(model: PreTrainedModel) -> list[str]:
-    """Arguments of a draft's pass that the model's `forward` does not name."""
+    """List the arguments of a draft's pass that the model's `forward` does not name."""
     arguments = inspect.signature(model.forward).parameters
     # a model of recurrent layers alone has no positions, and may use another name for its cache
     needed = [STATE_CACHE if name == CACHE and STATE_CACHE in arguments else name for name in ARGUMENTS]
@@ -139,7 +139,7 @@ def check_forward(model: PreTrainedModel) -> None:
 
 
 def reads_pictures(kind: type[PreTrainedModel]) -> bool:
-    """Whether the model's `forward` has an argument for pixels."""
+    """Return whether the `forward` of this class of models has an argument for pixels."""
     return "pixel_values" in inspect.signature(kind.forward).parameters
 
 
@@ -148,7 +148,7 @@ def _is_family(kind: type) -> bool:
 
 
 def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
-    """Whether tests cover the class with the features that its configuration enables."""
+    """Return whether tests cover the class with the features that its configuration enables."""
     if not _is_family(kind):
         return False
     given = vars(config)
@@ -206,6 +206,6 @@ def _probe(
 
 
 def known_families() -> str:
-    """The supported families, as a sentence for errors."""
+    """List the supported families, as a sentence for errors."""
     names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
     return f"These families work: {', '.join(names)}."

@@ -34,9 +34,9 @@ from mmdec.targets.cache import Kind, KVPool, RowLayout, ancestors_of, empty_cac
 from mmdec.targets.hf_target import hooked
 from mmdec.types import Draft, Scores
 
-STEP = 256  # columns of the smallest slot
-KEPT = 4  # maximum idle slots per model
-ROOM = 64  # free columns of a new slot
+STEP = 256  # columns of the smallest slot, the fixed key-value memory of a run
+KEPT = 4  # maximum slots per model that are kept for later runs
+ROOM = 64  # minimum free columns of a new slot, so that the next drafts fit
 
 Pass = Callable[[Tensor, TreeMask, Tensor, Cache], Scores]  # tokens (B, N), tree, positions (axes, B, N), cache
 _making = threading.Lock()
@@ -45,12 +45,12 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def bucket(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
+    """Find the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def columns_for(count: int) -> int:
-    """Width of a slot for `count` columns. Few different widths occur, and a large slot is at most a quarter too
+    """Choose the width of a slot for `count` columns. Few different widths occur; a large slot is at most a quarter too
     wide."""
     step = max(STEP, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step
@@ -109,13 +109,13 @@ class Slot:
             held[: len(given)] = given
 
     def holds(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> bool:
-        """Whether this slot has exactly these layers, size and cross-attention shapes."""
+        """Return whether this slot has exactly these layers, size and cross-attention shapes."""
         alike = [held.shape[1:] for held in self.memories] == [given.shape[1:] for given in _memories(encoder)]
         return alike and (self.kinds, self.rows, self.columns) == (tuple(kinds), rows, columns)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the memory and of the captured graphs."""
+        """Count the bytes of the memory and of the captured graphs."""
         tensors = [*self.pools, *self.memories]
         captured = sum(replay.graph.bytes for replay in self.replays.values() if replay.graph)
         return captured + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -145,16 +145,16 @@ class FastPass:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory of all slots and graphs, also of those in use."""
+        """Count the bytes of memory of all slots and graphs, also of those in use."""
         return sum(slot.bytes for slot in list(self._known))
 
     @property
     def captured(self) -> int:
-        """Number of captured graphs."""
+        """Count the captured graphs."""
         return sum(replay.graph is not None for slot in list(self._known) for replay in slot.replays.values())
 
     def why_not(self) -> str | None:
-        """The reason why the fast pass is not used; None if it is used."""
+        """Return the reason why the fast pass is not used; None if it is used."""
         model = self._model()
         if self.enabled is False:
             return "it is switched off"
@@ -176,7 +176,7 @@ class FastPass:
             self._idle = []
 
     def begin(self, cache: Cache) -> FastRun | None:
-        """Start a run whose prompt is in this cache. Returns None if the fast pass is not used."""
+        """Start a run whose prompt is in this cache. Returns None if the fast pass cannot be used."""
         model = self._model()
         if model is None or self.why_not() is not None:
             return None
@@ -220,7 +220,7 @@ class FastRun:
         weakref.finalize(self, passes.give_back, self._slots)
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """Key-value pools for `rows` rows and at least `length` columns; see `targets.cache.Memory`."""
+        """Return key-value pools for `rows` rows and at least `length` columns, from a slot, as `Memory` asks."""
         slot = self._slots[-1] if self._slots else None
         if slot is None or slot.rows != bucket(rows) or slot.columns < length:
             slot = self._passes.take(kinds, bucket(rows), columns_for(length + ROOM), self._encoder)
@@ -297,7 +297,7 @@ _passes: weakref.WeakKeyDictionary[PreTrainedModel, FastPass] = weakref.WeakKeyD
 
 
 def _state(model: PreTrainedModel) -> tuple[object, ...]:
-    """A key that changes with everything a captured graph depends on: weight addresses, attention implementation."""
+    """Make a key of all that a captured graph depends on: the weights' addresses, the attention implementation."""
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     tensors = (*model.parameters(), *model.buffers())
     return attention, *((tensor.data_ptr(), tensor.dtype) for tensor in tensors)
@@ -316,7 +316,7 @@ class Graph:
     replay: Callable[[], None]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    bytes: int  # memory that it holds
+    bytes: int  # bytes of GPU memory that the graph holds
 
 
 @final
@@ -348,7 +348,7 @@ class Replay:
 
 
 def captures(device: torch.device) -> bool:
-    """Whether calls on this device can be captured as graphs."""
+    """Return whether calls on this device can be captured as graphs."""
     return device.type == "cuda"
 
 

@@ -36,14 +36,14 @@ class HfTarget(Target, Protocol):
 
     # whether one call of `generate` runs the loop exactly once; required by `mmdec.generate` and `stream`
     one_run: ClassVar[bool] = True
-    reads_encoder: ClassVar[bool] = False  # the decoder reads an encoder's states
-    encodes: ClassVar[bool] = False  # `encode` computes an encoder's states of sound
-    reads_images: ClassVar[bool] = False  # it reads images among its token ids
+    reads_encoder: ClassVar[bool] = False  # whether the decoder reads an encoder's states
+    encodes: ClassVar[bool] = False  # whether `encode` computes an encoder's states of sound
+    reads_images: ClassVar[bool] = False  # whether it reads images among its token ids
     refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that are not supported
     # logits processors that read the whole batch without changing scores
     batch_processors: ClassVar[tuple[type, ...]] = ()
-    columns: bool = False  # attention depends on column numbers, so each node of a draft needs a position of its own
-    chains: bool = False  # a draft must be a chain: the model has recurrent or convolutional states
+    columns: bool = False  # whether attention depends on column numbers: each node of a draft then takes up a position
+    chains: bool = False  # whether drafts must be chains: for recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
     model: Any
 
@@ -54,11 +54,11 @@ class HfTarget(Target, Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
+        """Return the device of the model."""
         return self.model.device
 
     def encode(self, sound: Tensor) -> Tensor | None:
-        """Encode features (B, mels, T) of sound: states (B, S, H). Returns None if the model reads no such features."""
+        """Encode features (B, mels, T) of sound as states (B, S, H); None if the model reads no such features."""
         return None
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -67,16 +67,16 @@ class HfTarget(Target, Protocol):
         return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs of `prefill`, from ids (B, P) and the other inputs that `generate` prepared."""
+        """Make the inputs of `prefill` from ids (B, P) and the other inputs that `generate` prepared."""
         ...
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """Reasons why only transformers' own loop gives what a call asks for, as sentences without a full stop. inputs:
+        """List why only transformers' own loop gives what a call asks for, as sentences without a full stop. inputs:
         those that `generate` prepared."""
         return []
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Whether `extend` must run at the end, because the caller reads the cache."""
+        """Return whether `extend` must run at the end, because the caller reads the cache."""
         ...
 
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
@@ -97,14 +97,14 @@ class HfTarget(Target, Protocol):
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether the module has hooks or a replaced `forward`. transformers' recorders and our own hooks do not count."""
+    """Return whether the module has hooks or a replaced `forward`. transformers' recorders and ours do not count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     inert = (RECORDERS, __name__, TreeBias.__module__)
     return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
 
 
 def plain_linear(module: nn.Module) -> bool:
-    """Whether the module is torch's own linear layer without hooks, so that another kernel may do its product."""
+    """Return whether the module is torch's linear layer without hooks, so that another kernel may do its product."""
     return type(module) is nn.Linear and not hooked(module)
 
 
@@ -176,12 +176,12 @@ def _install(stack: nn.ModuleList, layer: int) -> None:
 
 
 def source_of(model: PreTrainedModel) -> str:
-    """The folder or hub id given to `from_pretrained`; "" for a model made from a configuration."""
+    """Return the folder or hub id given to `from_pretrained`; "" for a model made from a configuration."""
     return str(model.config._name_or_path or "")
 
 
 def source_folder(model: PreTrainedModel) -> Path | None:
-    """The folder that the model was loaded from; None if it was not loaded from a folder."""
+    """Return the folder that the model was loaded from; None if it was not loaded from a folder."""
     source = source_of(model)
     return Path(source) if source and Path(source).is_dir() else None
 
@@ -225,7 +225,7 @@ def shallow(module: N) -> N:
 def output_states(
     decoded: Any, encoded: Mapping[str, Any], prompt: int, length: int, config: GenerationConfig
 ) -> dict[str, Any]:
-    """The fields of an output object besides tokens, scores and cache, as far as `config` asks for them.
+    """Make the fields of an output object besides tokens, scores and cache, as far as `config` asks for them.
 
     decoded: the decoder's output for `length` columns, the first `prompt` of which are the prompt's. encoded: the
         encoder's output.

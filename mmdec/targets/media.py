@@ -53,10 +53,10 @@ TYPES = ("token_type_ids", "mm_token_type_ids")  # a number for each token of th
 TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 PIXELS = {"pixel_values": "image", "pixel_values_images": "image", "pixel_values_videos": "video"}
 KINDS = ("image", "video")
-GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # on which positions of three axes depend
+GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # positions of three axes depend on them
 # the same for Qwen2.5-Omni: argument of its position function -> input of the model
 ALSO = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
-SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # the frames of each sound
+SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # inputs that hold the number of frames of each sound
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
 ENCODED = "mm_encoder_outputs"  # the input that holds the vision tower's outputs, by kind
 # what a model raises for inputs that do not fit
@@ -68,10 +68,10 @@ HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionI
 class Encoded:
     """The vision tower's output for T visual tokens: all images of the batch, or all videos."""
 
-    features: Tensor  # (T, H), projected
-    lengths: list[int]  # visual tokens of each image
-    output: Any  # as the model reads it
-    deep: list[Tensor] = field(default_factory=list)  # DeepStack: (T, H) for each of the first layers
+    features: Tensor  # (T, H), projected to the language model's width
+    lengths: list[int]  # number of visual tokens of each image or video
+    output: Any  # the same in the form in which the language model reads it
+    deep: list[Tensor] = field(default_factory=list)  # (T, H) that DeepStack adds to each of the first layers
     summaries: Tensor | None = None  # (images, 2V): the tower's last states, mean and deviation over an image's patches
 
     @classmethod
@@ -84,8 +84,8 @@ class Encoded:
         return cls(torch.cat(parts), [len(part) for part in parts], output, deep, _summaries(output, len(parts)))
 
     def pick(self, tokens: Tensor) -> Any:
-        """The output for these visual tokens (T',) int64, as the model reads it."""
-        features = self.features[tokens][None]  # as if they were one image
+        """Return the output for the visual tokens with these indices (T',) int64, as the language model reads it."""
+        features = self.features[tokens][None]  # as one image, since models only concatenate the images' features
         listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
         deep = [[layer[tokens]] for layer in self.deep]
         picked: Any = BaseModelOutputWithPooling(last_hidden_state=cast(Any, features), pooler_output=cast(Any, listed))
@@ -102,7 +102,7 @@ class VisionInputs:
     encoded: dict[str, Encoded] | None = None
     # positions (3, B, F) of the prompt and offsets (3, B), once computed
     positions: tuple[Tensor, Tensor] | None = None
-    seconds: float = 0.0  # time in the vision tower; 0 if `generate` ran it
+    seconds: float = 0.0  # seconds spent in the vision tower; 0 if `generate` ran it
 
     @classmethod
     def of(cls, given: Mapping[str, Any], rows: int) -> VisionInputs:
@@ -192,12 +192,12 @@ class VisionInputs:
 
 
 def _uncut(holders: Tensor, lengths: list[int]) -> bool:
-    """Whether each image lies within one row of placeholders (B, P)."""
+    """Return whether each image lies within one row. holders: (B, P), True at placeholders. lengths: images' tokens."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
 
 
 def _summaries(output: Any, images: int) -> Tensor | None:
-    """Mean and deviation (images, 2V) of states (images, patches, V), as LLaVA 1.5 has them; None for other towers."""
+    """Compute mean and deviation, (images, 2V), of states (images, patches, V) of LLaVA 1.5; None for other towers."""
     states = output.get("last_hidden_state")
     if states is None or states.dim() != 3 or len(states) != images:
         return None
@@ -205,7 +205,7 @@ def _summaries(output: Any, images: int) -> Tensor | None:
 
 
 def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions (3, B, F) of the new columns, and the offsets (3, B) of later columns.
+    """Compute positions (3, B, F) of the new columns, and what later columns add to their place in the text, (3, B).
 
     model: the part without the LM head. given: positions from the caller or `generate`, (B, C) or (3 or 4, B, C). Those
         with one axis are ignored, since `generate` derives them from state that another run may have left on the model.
@@ -228,7 +228,7 @@ def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Te
 
 
 def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | None:
-    """Positions (3, B, C) computed from the whole text; None if only a part of it or of its images is given."""
+    """Compute positions (3, B, C) from the whole text; None if only a part of it or of its images is given."""
     if text.ids.shape[1] != text.mask.shape[1]:
         return None
     tokens = [getattr(model.config, f"{kind}_token_id") for kind in KINDS]
@@ -240,7 +240,7 @@ def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | No
 
 
 def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
-    """Whether the grids belong to all placeholders in ids (B, P), not only to the new ones."""
+    """Return whether the images' grids belong to all placeholders in ids (B, P), not only to the new ones."""
     merged = model.config.vision_config.spatial_merge_size**2
     copies = len(ids) // vision.rows
     for kind in KINDS:
@@ -252,7 +252,7 @@ def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
 
 
 def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
-    """Positions (3, B, F) of the new columns, computed as if the text began with them."""
+    """Compute positions (3, B, F) of the new columns as if the text began with them."""
     width = text.fresh.shape[1]
     mask = text.mask[:, -width:]
     if any(f"{kind}_grid_thw" in vision.inputs for kind in KINDS):
@@ -261,7 +261,7 @@ def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
 
 
 def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
-    """The model's own positions (3, B, P) for ids (B, P)."""
+    """Compute the positions (3, B, P) of ids (B, P) by the model's own function."""
     types, known = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
     copies = len(ids) // vision.rows
     options = {name: vision.inputs[name] for name in GRIDS if name in vision.inputs}
@@ -291,7 +291,7 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
 
 
 def _remembered(text: TextPrompt) -> Tensor:
-    """The offsets (3, B) that the previous run stored on the cache."""
+    """Read the offsets (3, B) that the previous run stored on the cache as `RopeOffsets`."""
     stored: RopeOffsets | None = getattr(text.cache, ATTRIBUTE, None)
     if stored is None or stored.columns > text.past or stored.offsets.shape[1] != len(text.ids):
         raise InputError(
@@ -311,7 +311,7 @@ class MediaTarget(DecoderTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether this is a model of a tested family."""
+        """Return whether this is a model of a tested family."""
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -352,13 +352,13 @@ class MediaTarget(DecoderTarget):
         return inputs.get(HELD) or VisionInputs.of(given, len(ids) if isinstance(ids, Tensor) else 1)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Inputs as for a language model, plus one object with the run's images and the vision tower's outputs."""
+        """Prepare inputs as for a language model, plus one with the run's images and the vision tower's outputs."""
         prepared = dict(super().prepare_inputs(ids, config, inputs))
         seen = self._seen({**prepared, "input_ids": ids})
         return {name: value for name, value in prepared.items() if name not in self._vision} | {HELD: seen}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """The positions of each row's prompt. With three axes an image takes as many as its longer side has tokens."""
+        """Count the positions of each row's prompt. With three axes, an image takes its longer side in tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in self._vision}
@@ -420,5 +420,5 @@ class MediaTarget(DecoderTarget):
 
 
 def media_families() -> str:
-    """The supported families, for errors."""
+    """List the supported families, for errors."""
     return ", ".join(FAMILIES.split())

@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from mmdec.targets.states import cache_arguments, has_states, has_states_alone
 from mmdec.types import Draft, Needs, Target, Verdict
 
-Scorer = Callable[[Any], Target]  # makes a target of a small model, without checks
+Scorer = Callable[[Any], Target]  # makes a target of a small model, without checks: these would probe again
 LAYERS = 2
 WINDOW = 8
 VOCABULARY = 48
@@ -102,14 +102,14 @@ MOST = 3_000_000  # maximum parameters of two small layers
 SPREAD = 0.3  # standard deviation of random weights, large enough for non-uniform attention
 PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree, the same in all rows
 LEAVES = ((3, 4, 5), (2, 4))  # leaves of each tree; the path to the last one is accepted
-# the same for models whose drafts are chains
+# parents and leaves for models whose drafts must be chains
 CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
 CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
 LENGTHS = ((13,), (12, 5, 9))  # lengths of the prompts in each batch, in tokens
 
 
 def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
-    """A configuration of the same class with two small layers. changes: fields to override.
+    """Make a configuration of the same class with two small layers. changes: fields to override.
 
     Every known size becomes small, up to two kinds of layers remain, and every window becomes `WINDOW` columns, so that
     a short text exceeds it. Switches do not change.
@@ -147,7 +147,7 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
 
 
 def is_window(name: str, value: Any) -> bool:
-    """Whether a field of a configuration may bound how far a token sees."""
+    """Return whether a field of a configuration may bound how far a token sees."""
     number = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return number and bool(WINDOWS.search(name)) and not NO_WINDOWS.search(name)
 
@@ -180,7 +180,7 @@ class TooLarge(Exception):
 
 
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
-    """The largest difference between a node's logits and those of its path alone, divided by the largest logit.
+    """Measure the largest difference of a node's logits from those of its path alone, relative to the largest logit.
 
     An error that the class raises is passed on. torch's random state is restored.
     """
@@ -194,7 +194,7 @@ def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention:
 
 
 def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
-    """A model with two small layers and random weights, on the CPU."""
+    """Make a model with two small layers and random weights, on the CPU."""
     shape = tiny(config)
     shape._attn_implementation = attention
     shape._experts_implementation = "eager"  # other implementations do not support float64
@@ -218,7 +218,7 @@ def _worst(model: Any, target_of: Scorer) -> float:
 
 
 def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
-    """The largest difference over the rounds of one batch of prompts."""
+    """Measure the largest difference over the rounds of one batch. lengths: of its prompts, in tokens."""
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
 
     def draw(width: int) -> Tensor:
@@ -268,7 +268,7 @@ class _Plain:
         self.logits = self._pass(tokens[:, None], self.position)
 
     def branch(self) -> _Plain:
-        """An independent copy of the loop's state."""
+        """Copy the loop's state, so that the copy goes on independently."""
         other = copy.copy(self)
         other.cache = copy.deepcopy(self.cache)
         return other
@@ -287,7 +287,7 @@ class _Plain:
 
 
 def _path(parents: tuple[int, ...], node: int) -> list[int]:
-    """Nodes from the root to `node`."""
+    """List the nodes from the root to `node`. parents: of each node, -1 for the root."""
     path = [node]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -295,13 +295,13 @@ def _path(parents: tuple[int, ...], node: int) -> list[int]:
 
 
 def _apart(scores: Tensor, expected: Tensor) -> float:
-    """Largest difference relative to the largest value; infinite if any value is NaN."""
+    """Compute the largest difference of scores from those expected, relative to the largest; infinite for any NaN."""
     apart = float((scores - expected).abs().max() / expected.abs().max())
     return apart if apart == apart else float("inf")
 
 
 def numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
-    """Names of the numbers in a configuration that may limit how far tokens attend. In a class from outside
+    """List the numbers in a configuration, by name, that may limit how far tokens attend. In a class from outside
     transformers, such a number may have any name."""
     if kind.__module__.startswith("transformers.models."):
         return []

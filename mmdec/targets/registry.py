@@ -18,7 +18,7 @@ TARGETS: tuple[type[Any], ...] = (WhisperTarget, EncoderDecoderTarget, MediaTarg
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
-    """The target for this model. Raises InputError if no target supports the model."""
+    """Make the target for this model. Raises InputError if no target supports the model."""
     if model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         raise InputError(
             "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "

@@ -21,18 +21,18 @@ class GrowingRope:
     """A rope whose frequencies depend on the length of the text."""
 
     kind: str
-    length: int  # positions up to which the frequencies are those of short texts
+    length: int  # longest text, in positions, for which the frequencies are those of short texts
     each: bool  # whether the frequencies change again at each token beyond that length
 
     def crossed(self, prompt: int, cached: int, end: int) -> bool:
-        """Whether a text crosses the length. prompt: number of columns before the first new token, of which `cached`
-        are in the cache. end: number of columns of the finished text."""
+        """Return whether the frequencies change during a run. prompt: number of columns before the first new token, of
+        which `cached` are in the cache. end: number of columns of the finished text."""
         beyond = not self.each and prompt > self.length and not 0 < cached <= self.length
         return end > self.length and not beyond
 
 
 def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
-    """The ropes of a model's layers that change with the text's length."""
+    """Find the ropes of a model's layers that change with the text's length."""
     rope = cast(Mapping[str, Any], getattr(config, "rope_parameters", None) or {})
     found = set[GrowingRope]()
     for settings in (rope, *rope.values()):
@@ -46,7 +46,7 @@ def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
 
 
 def longest(config: Any) -> int | None:
-    """The maximum number of positions by a language model's configuration; None if it has no such field.
+    """Read the maximum number of positions from a language model's configuration; None if it has no such field.
 
     It is the size of its position table, or the length to which its rotary positions are extended.
     """

@@ -64,11 +64,11 @@ class DraftReader:
     def __init__(self, model: PreTrainedModel) -> None:
         self._own = model
         self._chunked: list[tuple[Any, int]] = []
-        self.steps = False  # whether layers read token by token
+        self.steps = False  # whether some layers of the copy read token by token
         self.model = cast(PreTrainedModel, self._copied(model, {}) or model)
 
     def continued(self, cache: DynamicCache) -> PreTrainedModel:
-        """The model with which to read tokens behind a cache: the copy, if the model's own scans cannot continue from
+        """Choose the model that reads tokens behind a cache: the copy, if the model's own scans cannot continue from
         the cache's states."""
         states = any(isinstance(layer, LinearAttentionLayer) and layer.has_previous_state[0] for layer in cache.layers)
         return self.model if self.steps and states else self._own
@@ -80,7 +80,7 @@ class DraftReader:
             scan.chunk_size = min(size, most)
 
     def _copied(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
-        """A copy of a module that has a scan inside; None if it has none."""
+        """Copy a module that has a scan inside; None if it has none. done: id of a part -> its copy, so far."""
         if id(part) in done:
             return done[id(part)]
         below = {name: self._copied(child, done) for name, child in part._modules.items() if child is not None}

@@ -22,16 +22,16 @@ from mmdec.types import Draft, Needs, Verdict
 
 # maximum error, relative to the largest logit: float32 noise is below 4e-5, quantised activations exceed 2e-2
 BOUND = 1e-3
-NOISE = 32  # if this number of rounding steps is larger (in half precision), it is the maximum error instead
+NOISE = 32  # rounding steps of the model's precision; if larger (half precision), they are the maximum error
 # torch's setting for float32 products -> rounding step, if a caller lowered the precision
 PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
-PATH = (0, 1, 3, 6)  # nodes from the root down
-CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents for a target whose drafts must be chains
+PATH = (0, 1, 3, 6)  # the nodes of the tree's path that is compared, from the root down
+CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes for a target whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
 ROWS = 8  # with one row, a tiny quantised model may show no difference; with 8 rows, at least 5 of 32 scores differed
 PROMPT = 4  # tokens of each row's prompt
-FRAMES = 5  # length of an encoder's input
+FRAMES = 5  # number of states that an encoder-decoder's encoder gives
 
 OWN = ("torch.nn.modules.", "transformers.")
 QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
@@ -42,7 +42,7 @@ _lock = Lock()
 
 
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
-    """Whether other nodes in the same pass change the scores of a node by more than the noise of the model's precision.
+    """Measure whether other nodes in a pass change a node's scores by more than the noise of the model's precision.
 
     If so, the first call for a model warns. Models that have only plain layers and weights of torch and transformers
     are not measured.
@@ -68,7 +68,7 @@ def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
 
 
 def _kinds(model: nn.Module) -> frozenset[type]:
-    """The classes of all parts and weights, and replaced `forward` functions: they change if the model is quantised in
+    """List the classes of all parts and weights, and replaced `forward`s: they change if the model is quantised in
     place."""
     kinds = set[type]()
     for part in model.modules():
@@ -81,7 +81,7 @@ def _kinds(model: nn.Module) -> frozenset[type]:
 
 @cache
 def _is_plain(kind: type) -> bool:
-    """Whether a layer or weight of this class processes each token independently."""
+    """Return whether a layer or weight of this class processes each token independently."""
     if kind in (Tensor, nn.Parameter, type(None)):
         return True
     return kind.__module__.startswith(OWN) and not kind.__module__.startswith(QUANTISED)
@@ -117,13 +117,13 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
 
 
 def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:
-    """A draft with the same tree below every row's root."""
+    """Make a draft with the same tree below every row's root."""
     sizes = tokens.new_full((len(tokens),), len(parents))
     return Draft(tokens, tokens.new_tensor(parents).repeat(len(tokens), 1), sizes)
 
 
 def _plain_tokens(model: PreTrainedModel, target: HfTarget) -> Tensor:
-    """Tokens that are neither image placeholders nor end-of-text tokens."""
+    """List the tokens that are neither image placeholders nor end-of-text tokens."""
     special: set[int] = set()
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for name, value in vars(config).items():

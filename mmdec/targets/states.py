@@ -30,9 +30,9 @@ from mmdec.decode.tree import chains, int_list, int_rows
 from mmdec.targets.cache import KVPool, RowLayout, empty_cache, stock_layer
 from mmdec.types import CACHE, Draft, InputError, Scores
 
-BACKLOG = 8  # maximum tokens of a row's backlog: it is cheaper to read more in an extra pass than with each draft
+BACKLOG = 8  # maximum accepted tokens that a row reads again with each draft; more are read in an extra pass
 Pass = Callable[[Draft], Scores]
-STATE_CACHE = "cache_params"  # the argument for the cache of a model without attention before transformers 5.24
+STATE_CACHE = "cache_params"  # name of the cache argument of a model without attention before transformers 5.24
 
 
 class States(LinearAttentionLayer):
@@ -44,7 +44,7 @@ class States(LinearAttentionLayer):
         for name in vars(self).keys() & vars(given).keys():
             if name not in ("keys", "values"):
                 setattr(self, name, vars(given)[name])
-        # convolutional and recurrent states before the current pass
+        # the convolutional and recurrent states before the current pass, to which `keep` may return
         self.before: tuple[dict[int, Any], dict[int, Any]] = {}, {}
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
@@ -65,7 +65,7 @@ class States(LinearAttentionLayer):
         }
 
     def keep(self, kept: Sequence[int], columns: int) -> None:
-        """End a pass. kept: for each row, how many of its columns stay; with recurrent states all or none."""
+        """End a pass of `columns` columns. kept: how many of them each row keeps; with recurrent states all or none."""
         convolved, recurrent = self.before
         self.before, self.record_past = ({}, {}), False
         for index, full in self.conv_states.items():
@@ -87,7 +87,7 @@ class States(LinearAttentionLayer):
                 self.recurrent_states[index] = new if any(kept) else recurrent[index]
 
     def select(self, rows: Tensor) -> None:
-        """Keep only the rows whose indices are in `rows` (K,) int64, in that order."""
+        """Keep only the states of the rows with indices `rows` (K,) int64, in that order."""
         for held in (self.conv_states, self.recurrent_states):
             held.update({i: one.index_select(0, rows.to(one.device)) for i, one in held.items() if one is not None})
 
@@ -129,7 +129,7 @@ class HybridLayer(States, LinearAttentionAndFullAttentionLayer):
 
 
 def attention_layers(cache: DynamicCache) -> list[Any]:
-    """The layers of a cache that keep keys and values."""
+    """List the layers of a cache that keep keys and values."""
     return [layer for layer in cast(list[Any], cache.layers) if isinstance(layer, DynamicLayer)]
 
 
@@ -145,7 +145,8 @@ def release(cache: DynamicCache) -> None:
 
 @final
 class StateStore:
-    """Holds a run's cache once the prompt was read, for a model with states: states, backlogs, keys and values."""
+    """Holds the cache of a run of a model with states: states, keys and values, and each row's backlog: accepted tokens
+    that the kept states have not read."""
 
     def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
         """steps: whether passes read token by token and so write into the states.
@@ -173,7 +174,7 @@ class StateStore:
         self._steps = steps
         self.states = [layer for layer in layers if isinstance(layer, States)]
         self.backlogs: list[list[int]] = [[] for _ in range(rows)]
-        self._read: list[list[int]] = []  # each row's tokens in the last pass
+        self._read: list[list[int]] = []  # for each row, the tokens that the last pass read
         self.passes = 0  # number of passes that read backlogs without a draft
 
     def score(self, draft: Draft, rows: RowLayout, run: Pass) -> Scores:
@@ -205,17 +206,19 @@ class StateStore:
         self._keep(rows, read)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move keys and values as `KVPool.commit` does: row r's `columns[r]` to the columns from `begins[r]` on."""
+        """Move the keys and values, if any, of the columns `columns[r]` of row r to column `begins[r]` and behind; then
+        drop all columns from `length` on."""
         if self.pool is not None:
             self.pool.commit(columns, begins, length)
 
     def show(self, firsts: Sequence[int]) -> None:
-        """Let the next pass see only the keys and values from column `firsts[i]` on in layer i."""
+        """Hide in layer i the keys and values before column `firsts[i]` from the next pass: its window hides them."""
         if self.pool is not None:
             self.pool.show(firsts)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only the rows whose indices are in `rows` (K,) int64, in that order, and the first `length` columns."""
+        """Keep only the rows with indices `rows` (K,) int64, in that order: their states, their backlogs, and the keys
+        and values of the first `length` columns."""
         self.backlogs = [self.backlogs[row] for row in int_list(rows)]
         for layer in self.states:
             layer.select(rows)
@@ -239,7 +242,7 @@ class StateStore:
         return cast(torch.device, self.states[0].device)
 
     def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
-        """Run the model over each row's tokens, padded on the right to the longest."""
+        """Run the model over each row's tokens, padded on the right. like: a tensor that gives dtype and device."""
         width = max(map(len, tokens))
         self._read = tokens
         for layer in self.states:
@@ -260,7 +263,7 @@ class StateStore:
 
 
 def _attention(layer: Any) -> Any:
-    """The part of a cache's layer that keeps keys and values; a `DummyLayer` for one that has states alone."""
+    """Return the part of a cache's layer that keeps keys and values; a `DummyLayer` for one that has states alone."""
     if isinstance(layer, HybridLayer):
         return layer.attention
     if isinstance(layer, LinearAttentionAndFullAttentionLayer):
@@ -269,26 +272,26 @@ def _attention(layer: Any) -> Any:
 
 
 def has_states(config: PreTrainedConfig) -> bool:
-    """Whether the cache of a model with this configuration has recurrent or convolutional states. If so, drafts must be
+    """Return whether the cache for this configuration has recurrent or convolutional states. If so, drafts must be
     chains."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
 def has_states_alone(config: PreTrainedConfig) -> bool:
-    """Whether no layer has attention. `generate` then drops the mask after the prompt, and may pass no positions."""
+    """Return whether no layer has attention: `generate` then drops the mask after the prompt, and perhaps positions."""
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     return kinds == {LinearAttentionLayer}
 
 
 def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
-    """The arguments of a pass for a cache and positions (B, N), by the names of the model's `forward`."""
+    """Name the arguments of a pass for a cache and positions (B, N) as the model's `forward` does."""
     names = inspect.signature(model.forward).parameters
     named = {STATE_CACHE if STATE_CACHE in names else CACHE: cache}
     return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
 
 
 def cached_columns(cache: DynamicCache) -> int:
-    """The number of columns in a cache.
+    """Count the columns in a cache.
 
     Raises: InputError if it has states without keys, which do not tell how many columns they come from.
     """

@@ -17,11 +17,11 @@ from mmdec.targets.windows import Windows
 
 KINDS = ("hidden_states", "attentions")
 FLAGS = tuple(f"output_{kind}" for kind in KINDS)
-Steps = tuple[tuple[Tensor, ...], ...]  # for each step, one tensor a layer
+Steps = tuple[tuple[Tensor, ...], ...]  # for each decoding step, one tensor for each layer
 
 
 def wanted(config: GenerationConfig) -> list[str]:
-    """Which of `KINDS` a call asks for."""
+    """List which of `KINDS` a call asks for."""
     return [kind for kind in KINDS if config.return_dict_in_generate and getattr(config, f"output_{kind}")]
 
 
@@ -70,7 +70,7 @@ def _pass(
 
 
 def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int | None:
-    """Number of columns that a step sees in a layer's cache, its own included; None: all."""
+    """Return the number of columns that a step sees in a layer's cache, its own included; None: all."""
     if windows is None:
         return None
     window = windows.layers[layer] if windows.kinds is None else windows.kinds[model.config.layer_types[layer]]
@@ -78,8 +78,8 @@ def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int 
 
 
 def _row(attention: Tensor | None, step: int, columns: int, window: int | None) -> Any:
-    """Cut one step's map (B, H, 1, S) out of attention (B, H, N, S) of all steps. columns: number of the prompt's."""
-    if attention is None:  # only "eager" attention gives any
+    """Cut one step's map (B, H, 1, S) out of attention (B, H, N, S) of all steps. columns: the prompt's number."""
+    if attention is None:  # only "eager" attention gives maps
         return None
     past = columns + step if window is None else min(columns + step, window - 1)
     end = attention.shape[3] - attention.shape[2] + step + 1

@@ -32,7 +32,7 @@ class TextTarget(DecoderTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether this is a decoder-only language model with a key-value cache."""
+        """Return whether this is a decoder-only language model with a key-value cache."""
         return is_decoder_only(model)
 
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
@@ -59,12 +59,12 @@ class TextTarget(DecoderTarget):
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As `DecoderTarget.prepare_inputs`, with the outputs that the configuration asks for."""
+        """Make the inputs of `prefill` as `DecoderTarget` does, with the outputs that the configuration asks for."""
         given = {name: value for name, value in inputs.items() if name not in FLAGS}
         return super().prepare_inputs(ids, config, given)
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """Reasons why only transformers' own loop can do this call; empty if mmdec's can."""
+        """List the reasons why only transformers' own loop can do this call; empty if mmdec's can."""
         kinds, cache, reasons = wanted(config), inputs.get(CACHE), list[str]()
         cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # others are refused later
         if kinds and (self.chains or cached):
@@ -90,7 +90,7 @@ class TextTarget(DecoderTarget):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """The output that `generate` returns, as `HfTarget.output`; with hidden states and attentions if asked for."""
+        """Make the output that `generate` returns, with hidden states and attentions if asked for; see `HfTarget`."""
         found = super().output(inputs, sequences, lengths, config, scores, logits)
         if kinds := wanted(config):
             text = TextPrompt.of({**inputs, CACHE: None})
@@ -120,5 +120,5 @@ class TextTarget(DecoderTarget):
 
 
 def text_scorer(model: PreTrainedModel) -> TextTarget:
-    """A target without checks. The probe needs it, because the checks of a normal target would run the probe again."""
+    """Make a target without checks: the probe needs it, because a normal target's checks would run the probe again."""
     return TextTarget(model, checked=True)

@@ -38,7 +38,7 @@ class UnitTarget:
 
     @property
     def device(self) -> torch.device:
-        """The device of the decoder."""
+        """Return the device of the decoder."""
         return self.decoder.embed_tokens.weight.device
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
@@ -71,7 +71,7 @@ class UnitTarget:
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the rows with indices `live` (K,) int64, those whose text has not ended, in that order."""
         cache = session.cache
         cache.own = [(keys[live], values[live]) for keys, values in cache.own]
         cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]

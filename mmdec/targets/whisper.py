@@ -50,15 +50,15 @@ LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case 
 class WhisperTarget(EncodedTarget):
     """Scores token trees with a Whisper model, which is not changed."""
 
-    one_run: ClassVar[bool] = False  # the loop runs for each window and temperature
+    one_run: ClassVar[bool] = False  # `generate` runs the loop for each window and temperature
     counts_columns: ClassVar[bool] = False
-    tells_last: ClassVar[bool] = False  # transformers gives the last layer's output with its norm only
+    tells_last: ClassVar[bool] = False  # transformers gives the last layer's output only after the final norm
     encodes: ClassVar[bool] = True
-    batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # encodes the batch's audio again
+    batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # it encodes the batch's audio again
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether this is a Whisper with encoder, decoder and output layer."""
+        """Return whether this is a Whisper with encoder, decoder and output layer."""
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
@@ -69,7 +69,7 @@ class WhisperTarget(EncodedTarget):
 
     @property
     def name(self) -> str:
-        """The model's source, a digest of its weights, and modes in which passes take another time (int8, together)."""
+        """Name the model's source, a digest of its weights, and modes that change a pass's time (int8, together)."""
         return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
@@ -108,7 +108,7 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:
-        """Encode features (B, mels, T): states (B, S, H). Returns None if the model reads features of other shapes."""
+        """Encode features (B, mels, T) as states (B, S, H); None if the model reads features of other shapes."""
         config = self.model.config
         if sound.shape[1:] != (config.num_mel_bins, 2 * config.max_source_positions):
             return None
@@ -177,7 +177,7 @@ class WhisperTarget(EncodedTarget):
 def generate_processors(
     model: WhisperForConditionalGeneration, prompt_length: int, timestamps: bool
 ) -> list[Callable[[Tensor, Tensor], Tensor]]:
-    """The logits processors of `generate`, in its order, for prompts of `prompt_length` columns.
+    """Make the logits processors of `generate`, in its order, for prompts of `prompt_length` columns.
 
     timestamps: whether the rules for timestamp tokens apply.
     """
@@ -210,7 +210,7 @@ def without_own_warnings() -> Iterator[None]:
     """Suppress warnings about arguments that `generate` (5.23) itself passes to each window."""
     log = logging.getLogger("transformers.generation.utils")
 
-    def drop(record: logging.LogRecord) -> bool:  # one function per call, so that a thread removes only its own filter
+    def drop(record: logging.LogRecord) -> bool:  # one for each call, so that a thread removes only its own filter
         return not record.getMessage().startswith(OWN_WARNINGS)
 
     log.addFilter(drop)

@@ -22,11 +22,11 @@ from mmdec.targets.hf_target import HOOK_TABLES, shallow
 from mmdec.targets.whisper_context import FRAMES, can_shorten, context_frames, encode
 from mmdec.targets.whisper_together import Together
 
-SOUND = "sound"  # attribute of an encoder's output: the features that it read
+SOUND = "sound"  # attribute of an encoder's output that holds the features which the encoder read
 
 
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
-    """Whether a copy of the decoder may use another attention implementation than the model.
+    """Return whether a copy of the decoder may use another attention implementation than the model.
 
     A `forward` that was replaced on a module belongs to that module, and reads its settings.
     """
@@ -55,7 +55,7 @@ def encoding_once(
     margin: float | None = None,
     together: Together | None = None,
 ) -> tuple[WhisperForConditionalGeneration, RememberingEncoder]:
-    """The same model for one call of `generate`, whose encoder remembers the states of the last windows.
+    """Make a copy of the model for one call of `generate`, whose encoder remembers the states of the last windows.
 
     `generate` encodes a window for its text, and again to detect the language, to recognise silence, and at each
     temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions
@@ -90,15 +90,15 @@ class RememberingEncoder:
         margin: float | None,
         together: Together | None = None,
     ) -> None:
-        """on_pass, margin, together: as for `encoding_once`."""
+        """on_pass: called with each call's features and seconds. margin, together: as for `encoding_once`."""
         self._on_pass, self._together = on_pass, together
         own = not can_shorten(encoder)
         self._margin = None if own else margin
         self._encoder, self._quick = encoder, None if own else shallow(encoder)  # with the encoder's hooks
         if self._quick is not None:
             vars(self._quick)["forward"] = self._read
-        self._last: Tensor | None = None  # features (B, mels, T)
-        self._states = torch.empty(0)  # (B, S, H)
+        self._last: Tensor | None = None  # features (B, mels, T) of the last windows
+        self._states = torch.empty(0)  # (B, S, H), the encoder's states for `_last`
         self.sound = torch.empty(0)  # (b, mels, T) the rows of the last call
 
     def __call__(self, input_features: Tensor, attention_mask: Any = None, **options: Any) -> BaseModelOutput:
@@ -120,7 +120,7 @@ class RememberingEncoder:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the last window that the encoder has read, if it has not read all of it; else None."""
+        """Return how many seconds of the last window the encoder has read; None if it has read all of it."""
         if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
             return None
         return 2 * self._states.shape[1] / FRAMES
@@ -151,7 +151,7 @@ class RememberingEncoder:
         return BaseModelOutput(last_hidden_state=states)
 
     def _rows(self, features: Tensor) -> list[int] | None:
-        """The row of the last features that each row equals; None if one is new."""
+        """Find for each row of features (B, mels, T) the equal row of the last features; None if a row is new."""
         if self._last is None or self._last.shape[1:] != features.shape[1:]:
             return None
         rows = list[int]()

@@ -36,7 +36,7 @@ def context_frames(features: Tensor, margin: float) -> int:
 
 
 def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
-    """The states (B, S, H) of the first `frames` frames of features (B, mels, T), S = frames / 2.
+    """Encode the first `frames` frames of features (B, mels, T) as states (B, S, H), S = frames / 2.
 
     Stock layers run without the overhead of a stock pass, and in float32 on a CPU by oneDNN.
     """
@@ -53,7 +53,7 @@ def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
 
 
 def _stock(layer: nn.Module) -> bool:
-    """Whether a layer is transformers' own, without hooks, and attends by "sdpa"."""
+    """Return whether a layer is transformers' own, without hooks, and attends by "sdpa"."""
     if type(layer) is not WhisperEncoderLayer or layer.training or hooked(layer):
         return False
     own: Any = layer.self_attn
@@ -82,12 +82,12 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 
 def can_shorten(encoder: nn.Module) -> bool:
-    """Whether the encoder has transformers' own `forward`. A replaced one may do more than `encode` does."""
+    """Return whether the encoder has transformers' own `forward`: a replaced one may do more than `encode` does."""
     return not any("forward" in vars(module) for module in encoder.modules())
 
 
 def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
-    """Whether text tokens are too many for the sound, or repeat themselves: they compress too well."""
+    """Return whether text tokens are too many for `seconds` of sound, or repeat themselves: they compress too well."""
     if len(tokens) > TOKENS_A_SECOND * seconds + TOKENS_MORE:
         return True
     size = int(math.log2(vocab_size) / 8) + 1
@@ -96,6 +96,6 @@ def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
 
 
 def ends(tokens: Sequence[int], config: Any) -> bool:
-    """Whether a text has its end token; `generate` cuts it off otherwise."""
+    """Return whether a text has its end token; without it, `generate` has cut the text off."""
     end = config.eos_token_id
     return bool(tokens) and tokens[-1] in (end if isinstance(end, (list, tuple)) else [end])

@@ -33,7 +33,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "
 LARGE = 2**17  # oneDNN multiplies by weights of at least this many numbers; it sums in another order
 FEW = 6  # maximum queries for which cross-attention multiplies keys by queries, which is faster on a CPU
 Map = Callable[[Tensor], Tensor]
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, S, D)
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, columns, head size)
 
 
 @final
@@ -58,7 +58,7 @@ class FastDecoder(nn.Module):
 
     @staticmethod
     def fits(decoder: nn.Module) -> bool:
-        """Whether the decoder has only stock layers without hooks, and attends by "sdpa"."""
+        """Return whether the decoder has only stock layers without hooks, and attends by "sdpa"."""
         if type(decoder) is not WhisperDecoder or decoder.training:
             return False
         if decoder.config._attn_implementation != "sdpa":
@@ -120,18 +120,18 @@ class FastDecoder(nn.Module):
 class Piece:
     """One run's part of a pass: a draft for each of its rows, and the cache that it attends to."""
 
-    ids: Tensor  # (B, N)
-    positions: Tensor  # (B, N)
+    ids: Tensor  # (B, N) the draft's tokens
+    positions: Tensor  # (B, N) of these tokens
     mask: Tensor | None  # (B, 1, N, S + N) additive; None: all columns are visible
     cache: EncoderDecoderCache
 
     def own(self, index: int, keys: Tensor, values: Tensor) -> Pair:
-        """Append the draft's keys and values to those of layer `index`. Returns: all of them."""
+        """Append the draft's keys and values to those that layer `index` has in the cache. Returns: all of them."""
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)
 
     def memory(self, index: int) -> Pair:
-        """The keys and values of the encoder's states in layer `index`."""
+        """Return the keys and values of the encoder's states in layer `index`."""
         layer: Any = self.cache.cross_attention_cache.layers[index]
         return layer.keys, layer.values
 
@@ -181,7 +181,7 @@ class _Attention:
         return self.out(out.transpose(1, 2).flatten(2))
 
     def trio(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values of x (B, N, H), each (B, heads, N, D)."""
+        """Compute queries, keys and values of x (B, N, H), each (B, heads, N, D)."""
         if self.mixed is None:
             return self.heads(self.query(x)), *self.pair(x)
         return self.mixed(x).unflatten(2, (3, -1, self.size)).permute(2, 0, 3, 1, 4).unbind()
@@ -240,7 +240,7 @@ def _direct(module: Any, many: bool = False) -> Map:
 
 
 def _bare(module: nn.Module) -> bool:
-    """Whether a module has no hooks."""
+    """Return whether a module has no hooks."""
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)
 
 

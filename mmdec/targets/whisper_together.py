@@ -26,7 +26,7 @@ from mmdec.ops.threads import own_threads, set_own_threads
 
 T = TypeVar("T")
 Part = TypeVar("Part")
-Several = Callable[[Sequence[Any]], Sequence[Any]]  # the parts of one pass -> their results
+Several = Callable[[Sequence[Any]], Sequence[Any]]  # computes several jobs in one pass: parts -> results
 
 
 class _Dropped(BaseException):
@@ -38,7 +38,7 @@ class _Dropped(BaseException):
 class _Wish:
     """A result that a job waits for."""
 
-    several: Several  # computes the results of all jobs' parts at once
+    several: Several  # computes the results of several jobs' parts at once
     part: Any  # this job's own input
     shared: bool  # whether the parts of all jobs are to be computed in one pass
     apart: bool  # whether it may run in another thread beside passes
@@ -64,11 +64,11 @@ class _Job(Generic[T]):
     """One job, in a thread that runs only within `go_on`."""
 
     def __init__(self, function: Callable[[], T], current: threading.local) -> None:
-        self.wish: _Wish | None = None  # None: it has ended
+        self.wish: _Wish | None = None  # what the job waits for; None: it has ended
         self.later: Future[tuple[Any, float]] | None = None  # the answer that another thread computes
         self.result: T | None = None
         self._error: BaseException | None = None
-        self._answer: tuple[Any, float] = None, 0.0  # or an exception, and the seconds
+        self._answer: tuple[Any, float] = None, 0.0  # result of the last wish, or its exception; seconds that it took
         self._dropped = False
         self._mine, self._callers = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
@@ -94,7 +94,7 @@ class _Job(Generic[T]):
         self._thread.join()
 
     def wait(self, wish: _Wish) -> Any:
-        """Called by the job: wait for a wish."""
+        """Wait in the job's thread until its wish is computed. Returns the result, or raises the wish's exception."""
 
         def wait() -> tuple[Any, float]:
             self.wish = wish
@@ -126,18 +126,18 @@ class Together:
     """Runs jobs side by side in threads. Their calls of `alone` and `pass_of` run in the thread that calls `run`."""
 
     def __init__(self, width: int) -> None:
-        """width: jobs at a time."""
+        """width: maximum number of jobs that run at a time."""
         self._width, self._current = width, threading.local()
 
     def alone(self, function: Callable[[], T], apart: bool = False) -> T:
-        """Called by a job: let the thread of `run` compute a function's result. apart: another thread may do it."""
+        """Let the thread of `run` compute a function's result; called by a job. apart: another thread may do it."""
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
             _Wish(lambda parts: [part() for part in parts], function, False, apart, inference)
         )
 
     def pass_of(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
-        """Called by a job: return the result of its part of a pass that jobs share. several: computes the pass."""
+        """Return the result of a job's `part` of a pass that jobs share; called by it. several: computes the pass."""
         return self._current.job.wait(_Wish(several, part, True, False, torch.is_inference_mode_enabled()))
 
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
@@ -200,7 +200,7 @@ class Together:
 
 
 def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
-    """Let the jobs go on whose wishes the other thread has computed. Returns whether there were any."""
+    """Let the jobs go on whose wishes the other thread has computed. Returns: whether there was one."""
     done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
     for job, later in done:
         job.later = None

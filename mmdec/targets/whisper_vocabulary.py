@@ -20,7 +20,7 @@ from mmdec.ops.half import HalfWeights
 from mmdec.ops.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
-LARGE = 2**14  # minimum number of tokens in a large vocabulary
+LARGE = 2**14  # minimum number of tokens for which a half-precision copy of the output layer pays
 PAYS = 64  # copies are made after this many passes: making them takes the time that 100 passes save
 MOST = 32  # maximum columns of a pass for which the output layer's half-precision copy is used
 
@@ -42,7 +42,7 @@ class Copies:
             if self.usable and self._made is None and self.passes >= PAYS:
                 try:
                     self._made = make()
-                except RuntimeError:  # this CPU has no kernel
+                except RuntimeError:  # this CPU has no kernel for half precision
                     self._made = None
                 self.usable = self._made is not None
             return self._made

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-FRAME = 0.02  # seconds of one state of the encoder
-MELS_A_STATE = 2  # frames of the features for each state
+FRAME = 0.02  # seconds of sound for each state of the encoder
+MELS_A_STATE = 2  # frames of features for each state of the encoder
 FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's loudness that count as silence and as speech
 HALF = 0.45  # on that scale from silence (0) to speech (1), the loudness at which both are equally likely
 SMOOTH = 5  # frames of the features over which loudness is averaged
-GAP = 4.0  # how much a silent frame speaks for a gap, in standard deviations of attention
-WIDTH = 7  # frames of the median filter over attention
+GAP = 4.0  # score of a silent frame for a gap between words, in standard deviations of attention
+WIDTH = 7  # width in frames of the median filter over attention
 LATE = 25  # frames by which speech may outlast the timestamp behind it
 LEADS = (-2, 1, 4)  # frames by which attention may come before its sound: models differ
 NEVER = -1e9
@@ -35,7 +35,7 @@ Begins = Callable[[Sequence[int]], list[bool | None]]
 
 
 def loudness(features: np.ndarray) -> np.ndarray:
-    """How loud each state's frames are, from -1 (silent) to 1 (as loud as speech): (S,).
+    """Measure how loud each state's frames are, from -1 (silent) to 1 (as loud as speech): (S,).
 
     features: log-mel of the window as Whisper reads it, (mels, 2 S): (log10 of power + 4) / 4.
     """
@@ -76,7 +76,7 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     before the token; a gap may always stand before the first token and after the last.
     """
     count, frames = tokens.shape
-    if count >= frames:  # more tokens than can be told apart
+    if count >= frames:  # more tokens than frames: spread them evenly
         edges = np.linspace(0, frames, count + 1)
         return edges[:-1], edges[1:]
     # States: 2 i is the gap before token i, 2 i + 1 the token, 2 N the gap after the last one.
@@ -84,7 +84,7 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     worth[0::2] = -GAP * loud
     worth[1::2] = tokens + GAP * loud
     worth[[2 * at for at in range(1, count) if not begins[at]]] = NEVER
-    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # from a token to the next one, without a gap
+    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # score of moving from token to token without a gap
     best = np.full(2 * count + 1, NEVER)
     best[:2] = worth[:2, 0]
     back = np.zeros((frames, 2 * count + 1), np.int8)
@@ -124,7 +124,7 @@ class SpokenTokens:
         num_frames: Any = None,
         num_input_ids: int = 1,
     ) -> Tensor:
-        """Times of all tokens (B, L) in seconds; those of the prompt are 0.
+        """Compute the times of all tokens (B, L) in seconds; those of the prompt are 0.
 
         output: one window's, with `cross_attentions`. alignment_heads: (layer, head) pairs. num_frames: number of
         feature frames with sound, for all rows or for each. num_input_ids: number of columns of the prompt.
@@ -158,7 +158,7 @@ class SpokenTokens:
         return starts
 
     def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Number of states to align. If the tokens end with a timestamp, speech long after it is not in their text and
+        """Count the states to align. If the tokens end with a timestamp, speech long after it is not in their text and
         is left out."""
         last = len(tokens)
         while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
@@ -168,7 +168,7 @@ class SpokenTokens:
 
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:
-    """Let `SpokenTokens` time the tokens of this model's `generate`. model: a copy for one call. begins, sound: as for
+    """Let `SpokenTokens` time the tokens of this model's `generate`. model: a copy for one call. begins, sound: of
     `SpokenTokens`."""
     settings: Any = model.generation_config
     first_time = settings.no_timestamps_token_id + 1

@@ -20,7 +20,7 @@ from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.cache import RowLayout
 from mmdec.types import InputError
 
-# layer type of a configuration -> whether its window is a chunk
+# layer type in a configuration -> whether its window is the token's chunk; else it slides along
 KINDS = {"sliding_attention": False, "chunked_attention": True}
 STATES = ("linear_attention", "conv")  # layer types that have states and attend to nothing
 
@@ -33,7 +33,7 @@ class Window:
     chunks: bool = False
 
     def first(self, rows: RowLayout) -> int:
-        """The first column that any node of the next draft sees."""
+        """Find the first column that any node of the next draft sees."""
         if self.chunks:
             size = self.size
             return min(start + (end - start) // size * size for start, end in zip(rows.starts, rows.ends, strict=True))
@@ -45,13 +45,13 @@ class Window:
 class Windows:
     """The windows of a model's layers."""
 
-    layers: tuple[Window | None, ...]  # for each layer of the cache
+    layers: tuple[Window | None, ...]  # window of each layer of the cache; None: it sees all columns
     # layer type -> window, if the model takes one mask for each type; None: it takes one mask, the first layer's
     kinds: Mapping[str, Window | None] | None
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Windows | None:
-        """The windows that a text model's configuration names; None if it names none.
+        """Read the windows that a text model's configuration names; None if it names none.
 
         Raises: InputError if layers of one type have windows of several sizes.
         """
@@ -73,13 +73,13 @@ class Windows:
         return cls(layers, {kind: by_type.get(kind) for kind in named} if named else None)
 
     def firsts(self, rows: RowLayout) -> dict[Window, int]:
-        """The first column that the next draft sees in layers of each window."""
+        """Find for each window the first column that the next draft sees in layers with it."""
         return {window: window.first(rows) for window in set(self.layers) if window}
 
     def masks(
         self, tree: TreeMask, firsts: Mapping[Window, int], counted: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor | dict[str, Tensor | None], tuple[TreeMask, ...]]:
-        """The argument `attention_mask` of a draft's pass, and the masks in it.
+        """Make the argument `attention_mask` of a draft's pass. Returns: it, and the masks in it.
 
         tree: the mask of layers without a window. firsts: the first column that layers of each window show.
         counted: the columns' places and the rows' padding, from `Gaps.places`; None: no padding lies between tokens.
@@ -101,12 +101,12 @@ class Windows:
 class Gaps:
     """Padding between the tokens of a prompt's rows, which windows count although a run's cache drops it."""
 
-    padding: Tensor  # (B,) int64, number of padding columns
-    moved: Tensor  # (B, C) int64: what `places` adds to column number plus padding; 0 after the prompt
+    padding: Tensor  # (B,) int64, each row's number of padding columns in the prompt
+    moved: Tensor  # (B, C) int64: place in the prompt, gaps counted, minus column number and padding
 
     @classmethod
     def of(cls, mask: Tensor) -> Gaps:
-        """The gaps of a prompt's mask (B, C) bool."""
+        """Find the gaps in a prompt's mask (B, C) bool, False at padding."""
         moved, padding = torch.zeros_like(mask, dtype=torch.long), list[int]()
         for row, seen in enumerate(mask):
             places = seen.nonzero()[:, 0]
@@ -116,26 +116,26 @@ class Gaps:
         return cls(torch.tensor(padding, device=mask.device), moved)
 
     def places(self, columns: int) -> tuple[Tensor, Tensor]:
-        """The places (B, S) of the first `columns` columns, and the rows' padding (B,)."""
+        """Compute the places (B, S) of the first `columns` columns, gaps counted, and each row's padding (B,)."""
         places = torch.arange(columns, device=self.moved.device) + self.padding[:, None]
         width = min(columns, self.moved.shape[1])
         places[:, :width] += self.moved[:, :width]
         return places, self.padding
 
     def select(self, live: Tensor) -> Gaps:
-        """Only the rows whose indices are in `live` (K,)."""
+        """Return the gaps of the rows with indices `live` (K,) alone."""
         return Gaps(self.padding[live], self.moved[live])
 
 
 def full_cache(config: PreTrainedConfig) -> DynamicCache:
-    """An empty cache for a model whose layers all keep every column."""
+    """Make an empty cache for a model whose layers all keep every column."""
     cache = DynamicCache(config=config)
     cache.layers[:] = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
     return cache
 
 
 def widened(layer: Any) -> Any:
-    """A layer of a caller's cache with a column for every token; those that a window dropped are zeros, and no later
+    """Give a caller's cache layer a column for every token; those that a window dropped are zeros, and no later
     token sees them."""
     if type(layer) is not DynamicSlidingWindowLayer:
         return layer
@@ -148,6 +148,6 @@ def widened(layer: Any) -> Any:
 
 
 def _front(states: Any, length: int) -> Tensor:
-    """Keys or values (B, H, S, D) with columns of zeros before them: (B, H, length, D)."""
+    """Put columns of zeros before keys or values (B, H, S, D): (B, H, length, D)."""
     zeros = states.new_zeros(*states.shape[:2], length - states.shape[2], states.shape[3])
     return torch.cat([zeros, states], 2)
