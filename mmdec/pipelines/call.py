@@ -25,7 +25,7 @@ from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import longest
 from mmdec.types import InputError
 
-MAX_BATCH = 4096  # the most inputs of one batch, whatever `batch_size` a caller asks for
+MAX_BATCH = 4096  # the most inputs of one batch; a higher `batch_size` is refused
 MAX_NEW_TOKENS = 512  # the most new tokens of a text, unless the caller or the model's generation config says so
 Given = TypeVar("Given")  # one input, as the caller gave it
 Read = TypeVar("Read")

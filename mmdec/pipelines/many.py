@@ -154,7 +154,7 @@ class Worker:
                 try:
                     found = results_of(paths, partial(self._call, **dict(options)))
                 except InputError as error:
-                    if not options:  # no row has options of its own, so the call's arguments are wrong, and every batch would fail
+                    if not options:  # the rows' options are not the cause: every batch would fail
                         raise
                     found = [str(error)] * len(batch)
                 results |= zip((row.index for row in batch), found, strict=True)

@@ -103,7 +103,7 @@ def processors_now() -> Processors:
         if running is None:
             return Processors(allowed)
         counts.append(running)
-    others = int(median(counts)) - 1 if counts else 0  # processors that others keep busy: this process, which is running too, is taken off
+    others = int(median(counts)) - 1 if counts else 0  # without this process, which runs, too
     return Processors(allowed, (os.cpu_count() or 1) - others)
 
 

@@ -123,8 +123,8 @@ class DescriptionRequest:
     ) -> DescriptionRequest:
         """Check all that can be checked before an image is read.
 
-        decoding: the options of the drafter and of `Speculation`; its `on_round` gets each round and its text. options:
-        for `generate`.
+        decoding: the options of the drafter and of `Speculation`; its `on_round` gets each round and its text.
+        options: those of the call for `generate`.
         Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
             itself.
         """
@@ -224,8 +224,7 @@ def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[i
     """Return the distances of each question's pictures from the training pictures `familiar`.
 
     summaries: (N, F), the vision encoder's summary of each picture. counts: number of pictures of each question. If a
-    chat lost its cache, `summaries` begins with pictures of earlier
-        turns.
+    chat lost its cache, `summaries` begins with pictures of earlier turns.
     """
     new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
     ends = list(accumulate(counts))
@@ -274,8 +273,7 @@ def picture_evidence(
 @torch.inference_mode()
 def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
     """Summarise N pictures by the vision encoder, for `FamiliarPictures`. Returns (N, F), F features a picture, or None
-    if the encoder does
-    not keep the pictures' states apart."""
+    if the encoder does not keep the pictures' states apart."""
     processor: Any = vlm.processor
     model: Any = vlm.model
     seen: list[Tensor] = []

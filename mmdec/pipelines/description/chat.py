@@ -71,8 +71,8 @@ class Chat:
         self._messages: list[Message] = []  # the dialogue so far, questions and answers
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._seen: Evidence = {}  # the last answer's evidence, which covers all pictures so far
-        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # (1, L) token ids of the dialogue, without the last end token
-        self._cache: DynamicCache | None = None  # keys and values of `_ids`, perhaps without the last id's; None: compute them again
+        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last end token
+        self._cache: DynamicCache | None = None  # of `_ids`, perhaps without the last one; None: compute it again
         self._lock = threading.Lock()
 
     @property

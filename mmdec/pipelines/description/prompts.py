@@ -87,7 +87,7 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
         return_tensors="pt",
         add_special_tokens=begins and not (begin and texts[0].startswith(begin)),
     )
-    inputs.pop("labels", None)  # PaliGemma's processor adds them for training; `generate` would refuse them
+    inputs.pop("labels", None)  # PaliGemma's processor adds them, but only training needs them
     return dict(inputs.to(vlm.model.device, vlm.model.dtype))
 
 

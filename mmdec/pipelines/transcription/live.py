@@ -78,8 +78,7 @@ class StreamUpdate:
     @property
     def segments(self) -> list[Segment]:
         """Return the window's segments and words with times from the stream's beginning; empty unless timestamps were
-        asked
-        for."""
+        asked for."""
         return [moved(segment, self.start) for segment in self.transcript.segments]
 
 

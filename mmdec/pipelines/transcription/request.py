@@ -46,7 +46,7 @@ from mmdec.types import CACHE, InputError
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 AudioContext = Literal["auto"] | float | None
-AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # seconds; measured in docs/guide/transcribe.md
+AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # `audio_context` in seconds: "auto", and the most; see docs/guide/transcribe.md
 FITTED = "whisper-base"  # its calibration is an upper limit for models that have no calibration
 GUARDED = 16  # after so many tokens, a text is checked again for repetition
 TASKS = ("transcribe", "translate")
@@ -116,7 +116,7 @@ class TranscriptionRequest:
     given: tuple[str, ...] = ()  # names of the options that the caller passed
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
     margin: float | None = None  # seconds that the encoder reads after the sound; None: whole windows
-    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # whisper-base's calibrations, an upper limit for a model without its own
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s, as an upper limit
 
     @classmethod
     def of(
@@ -387,10 +387,10 @@ class UsageMeter:
         self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
         self._begins = True  # whether the current window has not been decoded yet
         self._earlier = [0] * recordings  # number of log-probabilities from earlier windows
-        self._rounds: dict[int, float] = {}  # recording -> rounds of this window; a round counts 1 / (its rows) for each
+        self._rounds: dict[int, float] = {}  # recording -> rounds of this window, each divided by its rows
         self._encoder = 0.0  # seconds of the encoder that are not yet shared among recordings
         self._encoded: Tensor = torch.empty(0)  # (b, mels, T) features that the encoder read last, b rows of T frames
-        self._decoded: Tensor = torch.empty(0)  # features (b, mels, T) of the previous `__call__`, to recognise its rows
+        self._decoded: Tensor = torch.empty(0)  # features of the last `__call__`, to recognise its rows
 
     def start(self) -> None:
         """Start the clock: time before `generate` is called does not count."""
@@ -415,7 +415,7 @@ class UsageMeter:
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
-            del self.usage[index].logprobs[self._earlier[index] :]  # a window that is decoded again replaces its earlier log-probabilities
+            del self.usage[index].logprobs[self._earlier[index] :]  # a window decoded again counts once
         if not self.prompts:
             self.prompts = input_ids.tolist()
         self._share()
@@ -464,7 +464,7 @@ class UsageMeter:
         if self._begins:
             self._begins = False
             return self._recordings
-        recordings = iter(zip(self._recordings, last, strict=True))  # one pass over the last rows is enough, because rows keep their order
+        recordings = iter(zip(self._recordings, last, strict=True))  # rows keep their order: one pass is enough
         return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
 
     def _count(self, round_: Round) -> float:

@@ -46,7 +46,7 @@ class Segment:
     end: float
     text: str
     tokens: list[int] = field(repr=False)  # the segment's token ids, both timestamp tokens included
-    words: list[Word] | None = field(default=None, repr=False)  # the segment's words with times; None unless word timestamps were requested
+    words: list[Word] | None = field(default=None, repr=False)  # None unless word timestamps were requested
 
 
 def moved(segment: Segment, by: float) -> Segment:
@@ -227,8 +227,7 @@ def words(
     """Build words with their times. No word ends before it begins.
 
     tokens: ids of the text, without timestamps. starts, ends: when each token is spoken, in seconds. decode: tokens ->
-    text. spaced: whether the
-        script uses spaces.
+    text. spaced: whether the script uses spaces.
     """
     joined: list[_Piece] = []
     opening = False
@@ -240,7 +239,7 @@ def words(
         if new and not opening:
             joined.append(piece)
         else:
-            start = piece.start if opening else joined[-1].start  # a word begins after its opening mark, which is not spoken
+            start = piece.start if opening else joined[-1].start  # an opening mark is not spoken, so it has no start
             joined[-1] = _Piece(joined[-1].text + piece.text, start, piece.end)
         opening = opens
     return [Word(piece.text, piece.start, max(piece.start, piece.end)) for piece in joined if piece.text.strip()]

@@ -42,8 +42,7 @@ class Layout(Protocol):
         """Compute a log mel (F, 80) of F frames for each row of units; empty for a row without units.
 
         texts: the rows' English texts. hidden: (K + 1, D) for each row, the graph's states for its K units and </s>;
-        None: the autoregressive decoder chose the
-            units.
+        None: the autoregressive decoder chose the units.
         """
         ...
 
@@ -56,7 +55,7 @@ class PhoneLayout:
         self.model, self.words, self.units = parts.model, parts.words, parts.units
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return pad([audio.fbank(sound) for sound in sounds], _device(self.model))  # features (B, N, 80) of N frames, lengths (B,)
+        return pad([audio.fbank(sound) for sound in sounds], _device(self.model))  # (B, N, 80) of N frames, (B,)
 
     def source(self, features: tuple[Tensor, ...]) -> Source:
         return self.model.source(*features)

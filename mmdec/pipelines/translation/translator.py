@@ -94,8 +94,8 @@ def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows
 
 def head_evidence(source: Source) -> Rows:
     """Compute evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks
-    included; and
-    the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC head."""
+    included; and the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC
+    head."""
     heard = source.heard
     if heard is None:
         return [{} for _ in source.limits]
@@ -284,7 +284,7 @@ class SpeechTranslator:
         target = UnitTarget(self.baseline)
         proposing.check(target)
         prompt = torch.full((len(source.states), 1), BOS, device=self.device)
-        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))  # the limits of `ArDecoder.generate`, because the units must be equal
+        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))  # as in `ArDecoder.generate`: equal units
         text = Sequences(prompt, stop)
         inputs = {"states": source.states, "state_lengths": source.lengths}
         passes = [0] * len(source.states)
