@@ -242,7 +242,7 @@ class Usage:
     """One input's rounds, and its share of the batch's seconds."""
 
     rounds: int = 0  # rounds that this input took part in, the passes over its prompts included
-    prompts: int = 0  # passes over this input's prompts; a Whisper has one per window
+    prompts: int = 0  # passes over this input's prompts; a Whisper has at least one per window
     later: int = 0  # tokens that all rounds except the prompts' passes gave, correction and bonus tokens included
     drafted: int = 0
     accepted: int = 0

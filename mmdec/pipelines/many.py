@@ -35,7 +35,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {  # verb -> columns of a list that are
     "transcribe": ("language", "prompt"),
     "describe": ("prompt",),
 }
-FREE = ("threads", "batch_size")  # options that may change when a run goes on, because results do not depend on them
+FREE = ("threads", "batch_size")  # options that may change when a run goes on, because they are for speed alone
 BATCH = 8  # rows of a batch, unless the options have a `batch_size`
 Part = tuple[int, Sequence[Row]]  # a part's number and rows
 Call = Callable[..., Sequence[Any]]  # paths and options -> results

@@ -44,7 +44,7 @@ class Deltas:
         self._stops, self._sent = stops, 0
 
     def cut(self, text: str) -> str:
-        """Cut the text before the first stop string."""
+        """Return the text before the first stop string."""
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
     def grown(self, text: str) -> str:
@@ -145,7 +145,7 @@ class Translation:
         return Job(self, (), samples, self._rows, len(samples) / RATE)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Translate the jobs: on a GPU as one batch, on a CPU one job, because a batch would not be faster there."""
+        """Translate the jobs: on a GPU as one batch, on a CPU, where each recording is translated alone, one job."""
 
         def heard(_: Any) -> None:
             if jobs[0].gone:

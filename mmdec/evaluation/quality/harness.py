@@ -67,7 +67,7 @@ class Measurement:
     texts: list[str]
     features: float  # seconds of preprocessing: from samples or pixels to the model's inputs
     encoder: float
-    decoder: float  # seconds from the encoder's output to the text, the drafter's included
+    decoder: float  # seconds of all the rest up to the text, the drafter's included
     drafter: float  # the drafter's seconds; 0 for transformers, whose loops do not report them
     total: float  # wall clock, from samples in memory to texts
     passes: int = 0  # number of passes of the model's decoder

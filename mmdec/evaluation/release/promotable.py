@@ -66,7 +66,7 @@ class Promotable:
     instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # part of `run` to promote alone; None: all
     check: Callable[[Path, Path, bool], str] = alone  # run, target, force -> a warning or ""; raises InputError
     left: Callable[[Path], Sequence[str]] = lambda run: ()  # folders of `run` that are not promoted
-    finish: Callable[[Path], None] = lambda home: None  # updates records that name the replaced model
+    finish: Callable[[Path], None] = lambda home: None  # updates other records in the folder
 
 
 def render(

@@ -318,7 +318,7 @@ def language_code(settings: Any, language: object) -> str:
 
 
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
-    """Encode the previous text as P token ids (P,), after the token that introduces it."""
+    """Encode the previous text as P token ids (P,); the first is the token that introduces it."""
     most = whisper.model.config.max_target_positions // 2 - 1
     try:
         ids: Tensor = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
@@ -398,7 +398,7 @@ class UsageMeter:
 
     def window(self, progress: Tensor) -> None:
         """Start a window. progress: (B, 2), for each of B recordings the current frame and the number of frames."""
-        if not self.prompts:  # before the first window, `generate` runs encoder and decoder once to detect the language
+        if not self.prompts:  # so far, encoder and decoder ran only to detect the language
             self._share(decoder=self._stopwatch.lap() - self._encoder)
         self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
         self._begins = True

@@ -41,8 +41,9 @@ class Layout(Protocol):
     ) -> list[Tensor]:
         """Compute a log mel (F, 80) of F frames for each row of units; empty for a row without units.
 
-        texts: the rows' English texts. hidden: (K + 1, D) for each row, the graph's states for its K units and </s>;
-        None: the autoregressive decoder chose the units.
+        texts: the rows' English texts. hidden: (K + 1, D) for each row, the graph's states of width D for its K units
+        and </s>;
+            None: the autoregressive decoder chose the units.
         """
         ...
 

@@ -47,7 +47,7 @@ class PassListener:
     def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
-        self.limit: int | None = None  # the most tokens of one pass to report, because a decoder may run one step more
+        self.limit: int | None = None  # the most tokens to report, because a decoder may run one step more
         # whether the row has ended: on a GPU the decoder checks this rarely, so it runs a few steps more
         self._ended = False
 
