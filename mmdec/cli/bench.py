@@ -54,7 +54,7 @@ ORDER = (
     "paper",
 )
 SAMPLES = Path("data/samples/english")  # recordings that are used if there is no corpus
-SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # test questions; else samples
+SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # test set, else samples
 GRACE = 10  # seconds that a benchmark has to end after its time limit
 
 Names = Annotated[

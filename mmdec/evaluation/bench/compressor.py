@@ -101,8 +101,7 @@ def bench_compressor(
     size: a key of `SIZES`. visual: numbers of visual tokens. accepted: drafted tokens that are accepted in a round.
 
     A row of the report has the numbers of columns of both caches and their ratio. It also has the times of prompt
-    passes
-    and of rounds: the milliseconds of a = EAGLE-2 and of b = SpecVLM, and the ratio b / a.
+    passes and of rounds: the milliseconds of a = EAGLE-2 and of b = SpecVLM, and the ratio b / a.
     """
     torch_device = prepared(device, threads)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
