@@ -53,8 +53,8 @@ ORDER = (
     "compressor",
     "paper",
 )
-SAMPLES = Path("data/samples/english")  # used if there is no corpus
-SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # and if that is missing
+SAMPLES = Path("data/samples/english")  # recordings that are used if there is no corpus
+SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # test set, else samples
 GRACE = 10  # seconds that a benchmark has to end after its time limit
 
 Names = Annotated[
@@ -77,7 +77,7 @@ def everything(
     unknown = sorted(set(only or ()) - set(ORDER))
     if unknown:
         raise InputError(f"`--only` must be one of {', '.join(ORDER)}, but is {unknown[0]!r:.60}. Choose from these.")
-    reader()  # fails now, not after measuring, if the package for reading reports is missing
+    reader()  # raises now, not after measuring, if the package for reading reports is missing
     chosen = [name for name in ORDER if not only or name in only]
     runs: list[BenchRun] = []
     left_out: dict[str, str] = {}

@@ -125,7 +125,7 @@ def describe(
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:
-    """A callback that prints pieces of text; with several pictures, it first prints the picture's name."""
+    """Make a callback that prints pieces of text; with several pictures, it first prints the picture's name."""
     if several:
         print(f"{printable(str(image))}:", flush=True)
     return lambda text: print(text, end="", flush=True)
@@ -158,7 +158,7 @@ def _descriptions(
 
     call = partial(describe, prompt=prompt, model=vlm, **options)
     if speaker is not None:
-        call([])  # raises for wrong arguments, before any picture can cause an error
+        call([])  # an empty call raises for wrong arguments, so later errors are a picture's
         for source in questions:
             yield _streamed(source, call, speaker)
         return
@@ -189,7 +189,8 @@ def _streamed(
 def _report(
     image: Any, target: Path | None, result: Description, as_json: bool, several: bool, compared: dict[str, Any]
 ) -> str:
-    """The lines printed for one answer."""
+    """Write the lines that are printed for one answer. target: the file that has it, if any. several: there are other
+    pictures. compared: the comparison with plain decoding."""
     names = [str(source) for source in (image if isinstance(image, tuple) else (image,))]
     if as_json:
         paths = {"input": names if isinstance(image, tuple) else names[0], "output": target and str(target)}

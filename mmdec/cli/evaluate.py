@@ -206,12 +206,12 @@ def vlm(
         raise typer.Exit(1)
 
 
-TOGETHER = 2  # number of systems side by side; more do not fit
+TOGETHER = 2  # number of systems side by side; more do not fit into 80 columns
 LABEL = 30  # width of a label in columns; labels may be wrapped, figures not
 
 
 def grid_of(*names: str) -> Table:
-    """An empty table: a column of labels, and one column of figures for each name."""
+    """Make an empty table: a column of labels, and one column of figures for each name."""
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     grid.add_column("", max_width=LABEL)
     for name in names:
@@ -220,7 +220,7 @@ def grid_of(*names: str) -> Table:
 
 
 def table(report: dict[str, Any]) -> RenderableType:
-    """Table for a report of `evaluate_speech`: one column for each system, at most two side by side."""
+    """Make the table of a report of `evaluate_speech`: one column for each system, at most two side by side."""
     names = [*report["systems"]]
     shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["systems"].values())]
     grids = []
@@ -254,7 +254,7 @@ def _speech_notes(report: dict[str, Any]) -> list[str]:
 
 
 def asr_table(report: dict[str, Any]) -> RenderableType:
-    """Table for a report of `evaluate_asr`: one column for each decoding method."""
+    """Make the table of a report of `evaluate_asr`: one column for each decoding method."""
     methods: dict[str, Any] = report["decoding"]
     title = f"{report['model']} on {report['split'] or 'the whole corpus'}, n = {report['n']}"
     grid = grid_of(*methods)
@@ -379,7 +379,8 @@ _ASR_COSTS: tuple[tuple[str, Show], ...] = (
 
 
 def vlm_table(report: dict[str, Any]) -> RenderableType:
-    """Table for a report of `evaluate_vlm`: one row for each task, and a row for all tasks if there are several."""
+    """Make the table of a report of `evaluate_vlm`: one row for each task, and a row for all tasks if there are
+    several."""
     other = ", pictures swapped" if report["swapped"] else ""
     title = f"{report['model']} on {report['questions']}{other}, n = {report['n']}, drafter {report['drafter']}"
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

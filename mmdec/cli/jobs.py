@@ -45,7 +45,7 @@ class InputFile:
 def input_files(
     given: Iterable[str | Path], argument: str, suffixes: Sequence[str], output: Path | None
 ) -> list[InputFile]:
-    """The given files, and the files in given folders and their subfolders, sorted by name.
+    """List the given files, and the files in given folders and their subfolders, sorted by name.
 
     argument: the word for a file in errors. suffixes: suffixes of the files to take from a folder. output: a folder of
         outputs, whose files are not inputs.
@@ -93,8 +93,8 @@ def _refusal(name: str, argument: str) -> str:
 def output_paths(
     inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str, count: int | None = None
 ) -> list[Path]:
-    """The output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the directory
-    `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten.
+    """Choose the output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the
+    directory `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten.
 
     count: number of outputs, named after the first inputs; None: one for each input.
     """
@@ -144,7 +144,7 @@ def try_write(target: Path | None, text: str) -> str:
         write_text(target, text)
     except OSError as error:
         return unwritten(target, error)
-    except InputError as error:  # the output is a pipe, for example
+    except InputError as error:  # a folder's limits or a pipe, for example, make writing in one step impossible
         return failure(error)
     return ""
 
@@ -171,7 +171,7 @@ class Jobs(Generic[Target]):
             self.end()
 
     def failed(self, name: str, message: str) -> None:
-        """Remember a failed input; `end` reports it."""
+        """Remember a failed input and its error message; `end` reports it."""
         self._failed.append((name, message))
 
     def done(self, name: str, confidence: float) -> None:
@@ -266,7 +266,7 @@ class Lines:
 
 @contextmanager
 def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """A progress bar on stderr, or lines if stderr is not a terminal. count: show "n of m".
+    """Make a progress bar on stderr, or lines if stderr is not a terminal. count: show "n of m".
 
     now: the clock for the lines, in seconds.
     """
@@ -310,12 +310,12 @@ class Comparison:
     same: bool
 
     def __str__(self) -> str:
-        """The comparison in words, with the times: "2.9 times faster, same text"."""
+        """Write the comparison in words, with the times: "2.9 times faster, same text"."""
         said = verdict(self.drafted, self.plain, self.same)
         return f"{said}: {self.drafted:.3f} s with drafts, {self.plain:.3f} s without"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a dict for JSON."""
+        """Return the fields as a dict for JSON."""
         ratio = self.plain / self.drafted if self.drafted > 0 else None
         return {"seconds": self.drafted, "seconds_plain": self.plain, "times_faster": ratio, "same_text": self.same}
 
@@ -338,7 +338,8 @@ class Comparer:
                 raise InputError(f"`--compare` must come without `--{name}`, but that is given. Drop one of them.")
 
     def both(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call`: with one input it runs with drafts and without, in turn, and returns the drafted results."""
+        """Wrap `call`, which decodes a list of inputs: with one input it runs with drafts and without, in turn, and
+        returns the drafted results."""
         if not self.on:
             return call
 
@@ -357,16 +358,16 @@ class Comparer:
         return compared
 
     def fields(self) -> dict[str, Any]:
-        """The comparison's fields for the last input's JSON."""
+        """Return the comparison's fields for the last input's JSON; none without `--compare`."""
         return {"compared": self._last.to_dict()} if self._last is not None else {}
 
     def tell(self, source: object, several: bool) -> None:
-        """Print on stderr the comparison for the last input."""
+        """Print on stderr the comparison for the last input. source: its name, printed if there are several."""
         if self._last is not None:
             name = f"{printable(str(source))}: " if several else ""
             print(f"{name}{self._last}", file=sys.stderr, flush=True)
 
     @property
     def code(self) -> int:
-        """The exit code: 2 if a text differed."""
+        """Return the exit code: 2 if a text differed with and without drafts, else 0."""
         return DIFFERS if self._differs else 0

@@ -144,5 +144,5 @@ def spreading(verb: Callable[..., None]) -> Callable[..., None]:
     def command(**values: Any) -> None:
         verb(spread=Spread(**{option.name: values.pop(option.name) for option in options}), **values)
 
-    vars(command)["__signature__"] = Signature([*own, *options])  # typer reads it
+    vars(command)["__signature__"] = Signature([*own, *options])  # typer reads the options from the signature
     return command

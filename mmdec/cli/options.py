@@ -105,7 +105,7 @@ def language_or_none(language: str) -> str | None:
 
 
 def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:
-    """The named dtype; None: bfloat16 on a GPU, else float32. integers: allow int8. Raises InputError."""
+    """Return the dtype of this name; None: bfloat16 on a GPU, else float32. integers: allow int8. Raises InputError."""
     from mmdec.checks.devices import check_dtype, quick_dtype
 
     return quick_dtype(device) if dtype is None else check_dtype(dtype, integers)
@@ -165,5 +165,5 @@ def as_typed(message: str, params: Iterable[Any]) -> str:
 
 
 def as_verb(example: str) -> dict[str, Any]:
-    """Arguments of typer's `command`. example: an example call without `mmdec`, which ends the help."""
+    """Make the arguments of typer's `command`. example: an example call without `mmdec`, which ends the help."""
     return {"cls": Verb, "epilog": f"Example: mmdec {example}"}

@@ -94,7 +94,7 @@ class Destinations:
     markdown: MarkdownTo = None
     plots: PlotsTo = None
     against: Against = None
-    metrics: Path | None = None  # only for `bench show`
+    metrics: Path | None = None  # training's metrics.csv, to plot; only for `bench show`
 
     def __post_init__(self) -> None:
         if self.json == STDOUT and self.markdown == STDOUT:
@@ -109,7 +109,7 @@ class Destinations:
             check_plots(self.metrics)
 
     def deliver(self, run: BenchRun) -> None:
-        """Write and print the run."""
+        """Write the run to the files that were named, and print its tables."""
         from mmdec.evaluation.bench.report import against, markdown, screen
 
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
@@ -151,7 +151,7 @@ def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None
         if run.left_out:
             raise typer.Exit(1)
 
-    vars(command)["__signature__"] = Signature([*own.values(), *options])  # typer reads it
+    vars(command)["__signature__"] = Signature([*own.values(), *options])  # typer reads the options from the signature
     return command
 
 

@@ -99,7 +99,7 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
-    """A context that sends the output of training and its processes to stderr; stdout is for the JSON only."""
+    """Send the output of training and its processes to stderr within the block; stdout is for the JSON only."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -320,14 +320,14 @@ def _advance(progress: Progress, task: TaskID, done: float, total: float) -> Non
 
 
 def _targets(inputs: Sequence[Path], output: Path | None, kind: str) -> list[Path | None]:
-    """The output file of each input; None if its text is printed."""
+    """Return the output file of each input; None if its text is printed. kind: the format."""
     if output is None:
         return [None] * len(inputs)
     return [*output_paths(inputs, output, tuple(SUFFIXES.values()), SUFFIXES[kind])]
 
 
 def _format(kind: str | None, output: Path | None, as_json: bool) -> str:
-    """The output format: `--format`, else the suffix of `--output`, else text."""
+    """Choose the output format: `--format` (`kind`), else the suffix of `--output`, else text."""
     named = next((name for name, suffix in SUFFIXES.items() if output and output.suffix.lower() == suffix), None)
     if output is not None and os.path.isdir(output):
         named = None
@@ -350,7 +350,8 @@ def _report(
     several: bool,
     compared: dict[str, Any],
 ) -> str:
-    """The lines printed for one file."""
+    """Write the lines that are printed for one file. target: the file that has the transcript, if any. several: there
+    are other files. compared: the comparison with plain decoding."""
     if as_json:
         paths = {"input": str(source), "output": None if target is None else str(target)}
         return json_text({**paths, **result.to_dict(), **compared})
@@ -471,7 +472,7 @@ class Printer:
 
 
 def as_fields(update: StreamUpdate) -> Mapping[str, Any]:
-    """An update as a dict for JSON: its transcript's fields, with times from the stream's beginning."""
+    """Return an update as a dict for JSON: its transcript's fields, with times from the stream's beginning."""
     from dataclasses import asdict
 
     own = {"start": update.start, "end": update.end, "final": update.final}

@@ -104,7 +104,7 @@ def translate(
 
 
 def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: bool) -> None:
-    """Translate all files that can be read, and show a progress bar."""
+    """Translate all files that can be read, and show a progress bar. call: translates one path."""
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(jobs.todo))
         for source, target in jobs.todo:
@@ -121,8 +121,8 @@ def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: boo
 def _translated(
     source: Path, target: Path | None, call: Callable[[Path], Translation], report: Callable[..., str]
 ) -> float | str:
-    """Translate one file and print the result. target: where the sound is written; None: nowhere. Returns the
-    confidence of the translation, or the error message."""
+    """Translate one file by `call` and print the result by `report`. target: where the sound is written; None: nowhere.
+    Returns the confidence of the translation, or the error message."""
     start = time.monotonic()
     try:
         result = call(source)

@@ -13,30 +13,31 @@ from typing import Any, Protocol
 
 from mmdec.demo.sentences import sentence, status
 
-DECODERS = 2  # requests that decode at the same time; the others wait in the queue
+DECODERS = 2  # requests that decode at the same time; the others wait in the page's queue
 TICK = 0.2  # seconds after which a generator checks whether it was closed
 LOOK = 0.005  # seconds between two checks whether the page has received an update
 
-Update = Mapping[str, Any]  # output's name -> its new value
+Update = Mapping[str, Any]  # name of an output of the page -> its new value
 _slots = threading.BoundedSemaphore(DECODERS)  # a stopped request gives its slot back when its round is over
 _running = 0
 _counting = threading.Lock()
 
 
 class Stopped(Exception):
-    """The visitor has stopped this request, or has gone."""
+    """Raised in the work when its visitor has stopped the request, or has gone."""
 
 
 class Tell(Protocol):
     """The callback that work reports to. Called without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
-        """Report new values by the names of outputs. first: return only when the page has them. Raises Stopped."""
+        """Report new values of the page's outputs, by name. first: return only when the page has them. Raises
+        Stopped."""
         ...
 
 
 def running() -> int:
-    """The number of requests whose work has not ended."""
+    """Count the requests whose work has not ended."""
     with _counting:
         return _running
 

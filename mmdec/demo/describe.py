@@ -26,8 +26,8 @@ from mmdec.pipelines.description.describe import DEFAULT_MODEL, available_drafte
 DRAFT = (24, 5)  # nodes and depth of a drafted tree: fixed, so that the race does not depend on a learned budget
 MAX_NEW_TOKENS = 200
 MAX_LETTERS = 500  # the most letters of a question
-MAX_PIXELS = 16_000_000  # the most pixels of an upload here; the library accepts more
-SIDE = 1024  # the longest side in pixels when decoding: each run scales the picture down again
+MAX_PIXELS = 16_000_000  # the most pixels of an upload: visitors share the machine, so fewer than the library accepts
+SIDE = 1024  # longer sides are scaled down to these pixels once, because each run would scale them again
 SENT = 640  # the longest side in pixels of the picture that the browser gets
 QUESTION = "Describe this image."
 NOTE = (
@@ -42,7 +42,7 @@ TOKEN = "A visual token is a small square of the picture, as the model sees it."
 READ = f'<h3>What the drafters read of the picture</h3><p class="mm-note">{TOKEN}</p>'
 ID = "mm-describe"
 _CHOSEN = "Its gate, which reads the question, chose to"
-COMPRESSED = {  # how a drafter compressed the picture, in words
+COMPRESSED = {  # compressor's name -> what it did to the picture's visual tokens, in words
     "prune": f"{_CHOSEN} keep the squares that count most.",
     "pool": f"{_CHOSEN} average neighbours.",
     "conv": f"{_CHOSEN} fold neighbours into one (a convolution).",
@@ -54,7 +54,7 @@ COMPRESSED = {  # how a drafter compressed the picture, in words
 
 
 def drafters() -> dict[str, str]:
-    """The drafters that have weights for the demo's model: name -> a one-line description."""
+    """List the drafters that have weights for the demo's model: name -> a one-line description."""
     return available_drafters(load_vlm(DEFAULT_MODEL))
 
 
@@ -83,8 +83,8 @@ def checked(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """Answer once, and return the answer with its rounds. live: show the text as it is accepted. Raises Stopped between
-    two rounds if the visitor stopped the request."""
+    """Answer once with this drafter (None: none), and return the answer with its rounds. live: show the text as it is
+    accepted. Raises Stopped between two rounds if the visitor stopped the request."""
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
     nodes = None if drafter is None else DRAFT
@@ -100,12 +100,12 @@ def decode(
 
 
 def asked(question: str) -> str:
-    """The question as HTML, to be put above its answer."""
+    """Write the question as HTML, to be put above its answer."""
     return f'<p class="mm-from">{escape(question)}</p>'
 
 
 def text_html(result: Description, question: str, truth: str = "") -> str:
-    """Question and answer as HTML. truth: what the picture really shows."""
+    """Write question and answer as HTML. truth: what the picture really shows."""
     calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
     drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
@@ -116,20 +116,21 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
 
 
 def work(tell: Tell, path: str | None, question: str | None, chosen: list[str]) -> None:
-    """Answer a question about an upload."""
+    """Answer a question about an upload, and report to `tell`. chosen: names of the drafters to compare."""
     tell(status=status("Reading the picture …", "busy"), text="", race="")
     answered(tell, picture(path), Path(str(path)).name, checked(question), chosen)
 
 
 def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
-    """Answer the first question about a shipped sample."""
+    """Answer the question of a shipped sample, and report to `tell`. number: the sample's. chosen: names of
+    drafters."""
     sample = shipped.pictures()[number]
     tell(status=status("Looking …", "busy"), text="", race="", source=str(sample.path), question=sample.question)
     answered(tell, picture(sample.path), f"Drawn picture: {sample.text}", sample.question, chosen, sample.answer)
 
 
 def preview(tell: Tell, path: str | None) -> None:
-    """Show a picture that was just selected."""
+    """Show a picture that was just selected: report it to `tell`."""
     if path:
         tell(picture=picture_html(picture(path), Path(path).name), status=status("Now ask a question about it."))
 
@@ -203,7 +204,7 @@ def tab() -> None:
 
 
 def data_address(pixels: np.ndarray) -> str:
-    """A data URL with the picture (H, W, 3) uint8."""
+    """Write the picture (H, W, 3) uint8 as a data URL."""
     picture = to_pil(pixels)
     picture.thumbnail((SENT, SENT))
     written = io.BytesIO()
@@ -212,14 +213,14 @@ def data_address(pixels: np.ndarray) -> str:
 
 
 def side_of(tokens: int) -> int | None:
-    """The number of visual tokens in a row if an image's tokens form a square grid, as for LLaVA; else None."""
+    """Return the number of visual tokens in a row of the image if all form a square grid, as for LLaVA; else None."""
     side = math.isqrt(tokens)
     return side if tokens and side * side == tokens else None
 
 
 def kept_svg(kept: Sequence[float]) -> str:
-    """An SVG overlay that darkens what the drafter dropped. kept: how much the drafter keeps of each visual token. The
-    token with the most stays bright."""
+    """Draw an SVG overlay that darkens what the drafter dropped. kept: the share that the drafter keeps of each visual
+    token. The token with the largest share stays bright."""
     side = side_of(len(kept))
     if side is None:
         return ""
@@ -236,7 +237,8 @@ def kept_svg(kept: Sequence[float]) -> str:
 
 
 def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
-    """A sentence on how many visual tokens the drafter read."""
+    """Write a sentence on how many visual tokens the drafter read. compressor: its name. kept: shares of the visual
+    tokens, as for `kept_svg`; None: all were read."""
     if kept is None:
         return f"{drafter} reads every visual token. {TOKEN}"
     whole = sum(value > 0.0 for value in kept)
@@ -248,7 +250,8 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
 
 
 def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
-    """The picture as HTML. kept: shares for the overlay. caption: a line below it."""
+    """Write the picture as HTML. name: its alternative text. kept: the visual tokens' shares for the overlay. caption:
+    a line below it."""
     height, width = pixels.shape[:2]
     veil = "" if kept is None else kept_svg(kept)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""

@@ -56,7 +56,7 @@ class Guard:
         self, app: App, host: str, names: Callable[[], Iterable[str]] = tuple, total: int = TOTAL_BYTES
     ) -> None:
         self._app, self._host, self._names, self._total = app, host.strip("[]"), names, total
-        self._arriving = 0  # bytes of uploads in progress
+        self._arriving = 0  # bytes of the uploads that are arriving now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
@@ -84,7 +84,8 @@ class Guard:
         return origin is None or origin.lower().partition("://")[2] == host.lower() or name_of(origin) in names
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, path: str, length: int | None) -> None:
-        """Pass on a request unless it is too large or the server has stored too much."""
+        """Pass on a request unless it is too large or the server has stored too much. length: the body's declared
+        bytes."""
         upload = path == UPLOAD
         most = MAX_BYTES + MAX_FORM if upload else MAX_MESSAGE
         if length is None or length > most:
@@ -105,13 +106,13 @@ class Guard:
 
 
 def _length(headers: MutableMapping[str, str]) -> int | None:
-    """The declared length of a request's body, which the server enforces; None if it is not a number."""
+    """Read the declared bytes of a request's body, which the server enforces; None if it is not a number."""
     said = headers.get("content-length", "0").strip()
     return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
 
 
 def name_of(address: str) -> str:
-    """The host name in an address, in lower case; "" if there is none."""
+    """Return the host name in an address, in lower case; "" if there is none."""
     try:
         return (urlsplit(address).hostname or "").rstrip(".")
     except ValueError:
@@ -119,7 +120,7 @@ def name_of(address: str) -> str:
 
 
 async def refuse(scope: Scope, send: Send, status: int, words: str) -> None:
-    """Answer with this status and sentence."""
+    """Refuse a request: answer with this HTTP status and sentence."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
@@ -146,7 +147,7 @@ def private_uploads() -> Iterator[Path]:
 
 
 def uploads_folder() -> Path:
-    """Gradio's folder for files, created by `private_uploads`."""
+    """Return Gradio's folder for files, created by `private_uploads`."""
     return Path(os.environ["GRADIO_TEMP_DIR"])
 
 
@@ -163,6 +164,6 @@ def held(folder: Path, now: Callable[[], float] = time.time) -> int:
                     path.unlink()
                 else:
                     total += max(state.st_size, LEAST)
-            except FileNotFoundError:  # deleted by someone else
+            except FileNotFoundError:  # Gradio or another request deleted it meanwhile
                 continue
     return total

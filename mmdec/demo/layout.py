@@ -25,9 +25,9 @@ WAITING = status("Waiting for a free place …", "busy")
 FAILED = status("The server did not take this. Please try again.", "error")
 
 Work = Callable[..., None]  # (tell, *values of the inputs)
-FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # none is loaded
+FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # the visitor's own
 COLOURS = {  # Gradio's own teal has too little contrast with white
-    "background_fill_primary": "*neutral_50",  # the soft theme's own value; `set` would reset it
+    "background_fill_primary": "*neutral_50",  # the soft theme's own value: `set` resets what is not given
     "block_label_text_color": "*primary_800",
     "block_label_background_fill_dark": "*primary_700",
     "block_title_text_color": "*primary_800",
@@ -58,13 +58,13 @@ class Controls:
 
 
 def recording(path: str | Path | None) -> Tensor:
-    """An upload as 16 kHz mono (T,). Raises InputError."""
+    """Read an upload to 16 kHz mono (T,). Raises InputError."""
     require(bool(path), "Record something, choose a file, or press one of the samples first.")
     return read(str(path), max_seconds=MAX_SECONDS)
 
 
 def playable(samples: Tensor | np.ndarray) -> np.ndarray:
-    """Samples (T,) in [-1, 1] as int16, which gr.Audio plays without changing their loudness."""
+    """Convert samples (T,) in [-1, 1] to int16, which gr.Audio plays without changing their loudness."""
     return (np.clip(np.asarray(samples), -1, 1) * 32767).astype(np.int16)
 
 
@@ -97,8 +97,8 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
 
 
 def say_waiting(event: Any, line: Any, results: str = "") -> None:
-    """Show in the browser, at once, that a request waits. results: id of the element to scroll to: on a small screen
-    the results are below the button."""
+    """Show in the browser, at once, that a request waits. event: the click that begins it. line: the status line.
+    results: id of the element to scroll to: on a small screen the results are below the button."""
     event(
         None,
         line,
@@ -149,7 +149,7 @@ def recording_input(tab: str, language: str) -> Any:
 
 
 def run_and_stop(tab: str, label: str) -> tuple[Any, Any]:
-    """Add the two buttons, side by side; `bind` gives them their events."""
+    """Add the buttons Run and Stop, side by side; `bind` gives them their events. label: the words on Run."""
     with gr.Row():
         run = gr.Button(label, variant="primary", elem_id=f"{tab}-go")
         return run, gr.Button("Stop", variant="stop", min_width=90, scale=0)
@@ -165,7 +165,7 @@ def bind(
 ) -> None:
     """Give the buttons their events. `work` is called with the values of `controls.own` and `controls.settings`,
     `sample_work` with the sample's number and the settings. others: further events that Stop ends."""
-    for button in (*controls.samples, controls.run):  # bound first: the browser runs a click's handlers in order
+    for button in (*controls.samples, controls.run):  # first: the browser runs a click's handlers in order
         say_waiting(button.click, outputs["status"], f"{tab}-results")
     events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
     for number, button in enumerate(controls.samples):
@@ -176,17 +176,17 @@ def bind(
 
 
 def numbered(sample_work: Work, number: int) -> Work:
-    """The work for the sample with this number."""
+    """Return the work for the sample with this number."""
     return lambda tell, *values: sample_work(tell, number, *values)
 
 
 @cache
 def style() -> str:
-    """The page's CSS."""
+    """Return the page's CSS."""
     return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
 def theme() -> Base:
-    """Gradio's soft theme in teal, with contrasts of at least WCAG's AA. Other colours are in style.css."""
+    """Return Gradio's soft theme in teal, with contrasts of at least WCAG's AA. Other colours are in style.css."""
     soft = Soft(primary_hue="teal", font=FONTS, font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"])
     return soft.set(**COLOURS)

@@ -24,7 +24,7 @@ from mmdec.demo.background import DECODERS
 from mmdec.demo.guard import AGE, MAX_BYTES, Guard, private_uploads
 from mmdec.demo.layout import style, theme
 
-TABS = (translate, transcribe, describe)  # in order
+TABS = (translate, transcribe, describe)  # modules of the tabs, in the page's order
 WAITING = 64  # the most requests in the queue; further ones are refused
 SWEEP = 600  # seconds between two deletions of uploads and sounds older than AGE
 LOCAL = "127.0.0.1"  # Gradio checks at this address whether a port is free, also for another host
@@ -48,13 +48,14 @@ def build() -> gr.Blocks:
 
 
 def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Options for Gradio's `launch`. The server gives out only uploads and samples; `Guard` refuses foreign requests.
+    """Return options for Gradio's `launch`. The server gives out only uploads and samples; `Guard` refuses foreign
+    requests.
 
     host: the address to listen on. names: further host names of the page.
     """
 
     def known() -> Iterable[str]:
-        shared = urlsplit(getattr(page, "share_url", None) or "").hostname  # set once the page is served
+        shared = urlsplit(getattr(page, "share_url", None) or "").hostname  # Gradio sets it once the page is served
         return (*names, shared) if shared else names
 
     return {
@@ -95,7 +96,7 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that reserves the address while the models are loaded. The caller must close it before serving."""
+    """Open a socket that reserves the address while the models are loaded. The caller must close it before serving."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host  # as browsers write an IPv6 address
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]

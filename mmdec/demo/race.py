@@ -45,11 +45,11 @@ BROKEN = "\ufffd"  # shown for an incomplete character, so it is hidden until th
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: the pieces that it accepted, and when it ended."""
+    """One pass of the model: the pieces that it accepted, and when it ended."""
 
-    seconds: float  # since the lane's start
-    pieces: list[str]  # a text's tokens, with their spaces
-    silent: int = 0  # number of tokens without visible text: timestamps, the end
+    seconds: float  # from the start of decoding to the end of this pass
+    pieces: list[str]  # texts of the tokens that the pass accepted, with their spaces
+    silent: int = 0  # number of accepted tokens without visible text: timestamps, the end
 
     @property
     def count(self) -> int:
@@ -61,7 +61,7 @@ class Lane:
     """One way of decoding, drawn as one row."""
 
     name: str
-    note: str  # a description in words
+    note: str  # a description of the way of decoding, in words
     steps: list[Step]
     verdict: str = ""  # a comparison of time and output with the baseline, in words
     equal: bool | None = None  # whether the output equals the baseline's; None if it is not compared
@@ -77,13 +77,14 @@ class Lane:
 
 
 def pace(lanes: Sequence[Lane]) -> float:
-    """The slow-down factor: a round number with which the slowest lane takes at most SHOWN seconds."""
+    """Choose how many times slower the page shows the race: a round number, so that no lane takes more than SHOWN
+    seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)
     return max((factor for factor in PACES if factor * longest <= SHOWN), default=PACES[0])
 
 
 def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
-    """The race as HTML. unit: the plural word for pieces. start: a sentence on when the clock starts."""
+    """Write the race as HTML. unit: the plural word for pieces. start: a sentence on when the clock starts."""
     factor = pace(lanes)
     longest = max((lane.seconds for lane in lanes), default=0.0) or 1.0
     parts = [
@@ -98,14 +99,15 @@ def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
 
 
 def pace_words(factor: float) -> str:
-    """The slow-down factor in words."""
+    """Write the slow-down factor in words."""
     if factor == 1:
         return "at the speed at which it ran"
     return f"{factor:g} times slower than it ran" if factor > 1 else f"{1 / factor:g} times faster than it ran"
 
 
 def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
-    """One lane as HTML: name, pieces, bar and figures."""
+    """Write one lane as HTML: name, pieces, bar and figures. unit: the plural word for pieces. factor: the slow-down.
+    longest: seconds of the slowest lane, which has the full bar."""
     seconds = lane.seconds * factor
     width = 100 * lane.seconds / longest
     verdict = ""
@@ -122,7 +124,7 @@ def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
 
 
 def figures(lane: Lane, unit: str) -> str:
-    """The lane's figures as HTML: passes, milliseconds, and pieces per pass."""
+    """Write the lane's figures as HTML: passes, milliseconds, and pieces per pass. unit: the plural word for pieces."""
     passes, pieces = len(lane.steps), sum(step.count for step in lane.steps)
     per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
     each = "" if per_pass is None else f" · {per_pass:.1f} {unit} per pass"
@@ -138,7 +140,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
-    """Pieces as HTML, in the colour of their pass; each appears when its pass has ended."""
+    """Write pieces as HTML, in the colour of their pass. Each appears when its pass has ended, `factor` times
+    slower."""
     spans = []
     for number, step in enumerate(steps, 1):
         colour, late = (number - 1) % 6, step.seconds * factor
@@ -152,7 +155,7 @@ def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
 
 
 def steps_svg(steps: Sequence[Step], unit: str) -> str:
-    """A bar chart of the pieces that each pass accepted; "" for fewer than two passes."""
+    """Draw a bar chart of the pieces that each pass accepted; "" for fewer than two passes."""
     if len(steps) < 2:
         return ""
     counts = [step.count for step in steps]
@@ -181,7 +184,8 @@ class Decoded(Protocol):
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    """The text that each of `tokens` adds after the tokens `before`. Special tokens add no text and are left out."""
+    """Return the text that each of `tokens` adds after the tokens `before`. Special tokens add no text and are left
+    out."""
     seen = list(before)
     text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)
     special = set(tokenizer.all_special_ids)
@@ -214,7 +218,7 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
 def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
     """Make a callback that stores every round in `rounds` and raises Stopped if the work was stopped.
 
-    head: HTML to show above the text; the text is shown as it is accepted. None: no text is shown.
+    tell: reports to the page. head: HTML to show above the text, which is shown as it is accepted. None: show no text.
     """
     told = -REFRESH
 

@@ -15,7 +15,7 @@ ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample: a recording with its spoken text, or a picture with its description."""
+    """A shipped input: a recording with its spoken text, or a picture with its description."""
 
     path: Path
     text: str
@@ -25,26 +25,26 @@ class Sample:
 
 @cache
 def folder() -> Path:
-    """The folder of the samples."""
+    """Find the folder of the samples."""
     return next((path for path in FOLDERS if path.is_dir()), FOLDERS[-1])
 
 
 @cache
 def french() -> tuple[Sample, ...]:
-    """French recordings with their text."""
+    """List the French recordings with their text."""
     return tuple(Sample(folder() / row[0], row[1]) for row in _rows(folder() / "samples.tsv") if len(row) > 1)
 
 
 @cache
 def english() -> tuple[Sample, ...]:
-    """English recordings with their text."""
+    """List the English recordings with their text."""
     texts = {row[0]: row[2] for row in _rows(folder() / "english" / "samples.tsv") if len(row) > 2}
     return tuple(Sample(folder() / "english" / name, texts[name]) for name in ENGLISH if name in texts)
 
 
 @cache
 def pictures() -> tuple[Sample, ...]:
-    """Pictures, each with a question that asks for a description."""
+    """List the pictures, each with a question that asks for a description."""
     rows = _rows(folder() / "images" / "samples.tsv")
     asked = {row[0]: (row[2], row[3]) for row in rows if len(row) > 3 and row[1] == "describe"}
     return tuple(
@@ -53,7 +53,7 @@ def pictures() -> tuple[Sample, ...]:
 
 
 def _rows(table: Path) -> list[list[str]]:
-    """The rows of a tab-separated file; none if this installation has no samples."""
+    """Read the rows of a tab-separated file; none if this installation has no samples."""
     if not table.is_file():
         return []
     with table.open(encoding="utf-8", newline="") as file:

@@ -43,18 +43,18 @@ def sentence(error: BaseException) -> str:
 
 
 def said(text: str) -> str:
-    """A model's output as HTML; long texts are set smaller."""
+    """Write a model's output as HTML; long texts are set smaller."""
     kind = "mm-text mm-long" if len(text) > LONG else "mm-text"
     return f'<p class="{kind}" lang="en">{escape(text)}</p>'
 
 
 def confidence(value: float, what: str, calibrated: bool) -> str:
-    """A confidence, 0 to 1, in words.
+    """Write a confidence, 0 to 1, in words.
 
     what: the unit that is right or wrong, "words" or "answers". calibrated: whether the confidence was fitted to data
         with known answers.
     """
-    percent = min(round(100 * value), 99)  # nothing is certain
+    percent = min(round(100 * value), 99)  # at most 99 %, because nothing is certain
     share = f"Confidence {percent} %: of 100 {what} that come out like this, about {percent} are right."
     if not calibrated:
         share = f"Confidence {percent} %, as the model itself sees it: nobody has compared that with the truth."
@@ -72,7 +72,7 @@ def require(condition: bool, text: str) -> None:
 
 
 def status(text: str, kind: str = "note") -> str:
-    """The status line above the results, as HTML. kind: "note", "busy" (with a spinner), "done" or "error". Screen
+    """Write the status line above the results as HTML. kind: "note", "busy" (with a spinner), "done" or "error". Screen
     readers interrupt for an error; other kinds are read as changes of the element around the line."""
     role = ' role="alert"' if kind == "error" else ""
     mark = {"busy": WHEEL, "error": '<strong class="mm-mark">Cannot do that. </strong>'}.get(kind, "")

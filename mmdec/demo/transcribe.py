@@ -50,8 +50,8 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """Transcribe once, and return the transcript with its rounds. live: show the text as it is accepted. Raises Stopped
-    between two rounds if the visitor stopped the request."""
+    """Transcribe once with this drafter (None: none), and return the transcript with its rounds. live: show the text as
+    it is accepted. Raises Stopped between two rounds if the visitor stopped the request."""
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
     on_round = listener(tell, tokenizer, rounds, "" if live else None)
@@ -63,7 +63,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
 
 
 def text_html(result: Transcript, spoken: str = "") -> str:
-    """The text as HTML, with the time that it took. spoken: the correct text."""
+    """Write the text as HTML, with the time that it took. spoken: the correct text."""
     calibrated = bool(read_calibrations(load_transcriber().directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
@@ -75,7 +75,7 @@ def text_html(result: Transcript, spoken: str = "") -> str:
 
 
 def words_html(result: Transcript) -> str:
-    """Each word with its start in seconds, as HTML."""
+    """Write each word with its start in seconds, as HTML."""
     words = [word for segment in result.segments for word in segment.words or ()]
     return ", ".join(
         f'<span class="mm-word">{escape(word.text.strip())}</span> at {word.start:.1f} s' for word in words
@@ -83,13 +83,13 @@ def words_html(result: Transcript) -> str:
 
 
 def work(tell: Tell, path: str | None) -> None:
-    """Transcribe an upload."""
+    """Transcribe the upload at `path`, and report the results to `tell`."""
     tell(status=status("Reading the recording …", "busy"), text="", race="")
     transcribed(tell, recording(path))
 
 
 def sample_work(tell: Tell, number: int) -> None:
-    """Transcribe a shipped sample."""
+    """Transcribe the shipped sample with this number, and report the results to `tell`."""
     sample = shipped.english()[number]
     samples = recording(sample.path)
     tell(status=status("Transcribing …", "busy"), text="", race="", source=(RATE, playable(samples)))
@@ -137,7 +137,7 @@ def tab() -> None:
 
 
 def shortened(text: str) -> str:
-    """A button's label, cut to at most 60 letters."""
+    """Cut a button's label to at most 60 letters."""
     return text if len(text) <= 60 else f"{text[:58].rstrip()} …"
 
 
@@ -156,7 +156,7 @@ class Talk:
     """One visitor's recording: its transcriber, its final texts, and the text that may still change."""
 
     live: LiveTranscriber
-    final: list[str] = field(default_factory=list[str])  # HTML
+    final: list[str] = field(default_factory=list[str])  # the final texts so far, as HTML
     provisional: str = ""
     ended: bool = False
 
@@ -171,13 +171,13 @@ class Talk:
 
     @property
     def html(self) -> str:
-        """All text so far."""
+        """Write all text so far as HTML."""
         so_far = f'<p class="mm-note" lang="en">{escape(self.provisional)}</p>' if self.provisional else ""
         return "".join(self.final) + so_far
 
 
 def _final(result: Transcript) -> str:
-    """A final text, with its confidence where that is low."""
+    """Write a final text as HTML, with its confidence where that is low."""
     low = result.confidence < UNSURE
     return said(result.text) + (confidence(result.confidence, "words", result.calibrated) if low else "")
 
@@ -194,7 +194,7 @@ def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None
         talk.add(talk.live.feed(sound[1]))
     except InputError as error:
         return status(sentence(error), "error"), "" if talk is None else talk.html, None
-    if talk.live.seconds >= MAX_SECONDS:  # later sound is ignored
+    if talk.live.seconds >= MAX_SECONDS:  # the demo's limit is reached: later sound is ignored
         return *ended(talk)[:2], talk
     return status(LISTENING, "busy"), talk.html, talk
 

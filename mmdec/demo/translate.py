@@ -63,7 +63,7 @@ STEP, RADIUS, DOT = 34, 13, 5
 LETTER = 7.5  # width of a letter in a label
 ABOVE, BELOW = 96, 84  # height reserved for arcs above and below the row of vertices
 READABLE = {"<s>": "start", "</s>": "end", "<unk>": "?", "<pad>": "-"}
-SPACE = "▁"  # marks a piece that begins a word
+SPACE = "▁"  # SentencePiece's mark for a piece that begins a word
 
 
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
@@ -86,13 +86,14 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
         if pass_.piece != piece:
             piece, before = pass_.piece, before + last
         last = pass_.seconds
-        silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)  # the end token
+        silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)  # the end token has no text
         timeline.append(Step(before + pass_.seconds, [unit.replace(SPACE, " ") for unit in pass_.units], silent))
     return timeline
 
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
-    """Make a lane for each of three ways of decoding; two are compared with the third, autoregressive decoding."""
+    """Make a lane for each of three ways of decoding from its passes; two are compared with the third,
+    autoregressive."""
     drawn, checked, baseline = (
         [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
     )
@@ -109,7 +110,7 @@ def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -
 
 
 def text_html(result: Translation, french: str = "") -> str:
-    """The text in both languages, and the seconds of each stage, as HTML."""
+    """Write the text in both languages, and the seconds of each stage, as HTML. french: the correct French text."""
     heard = f'<p class="mm-from" lang="fr">{escape(french)}</p>' if french else ""
     rows = "".join(
         f"<tr><td>{stage}</td><td>{milliseconds(value)}</td></tr>" for stage, value in result.timings.items()
@@ -125,13 +126,13 @@ def text_html(result: Translation, french: str = "") -> str:
 
 
 def work(tell: Tell, path: str | None, way: str) -> None:
-    """Translate an upload."""
+    """Translate the upload at `path`, and report to `tell`. way: a key of `WAYS`, the way of decoding to show first."""
     tell(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
     translated(tell, recording(path), way)
 
 
 def sample_work(tell: Tell, number: int, way: str) -> None:
-    """Translate a shipped sample."""
+    """Translate the shipped sample with this number, and report to `tell`. way: a key of `WAYS`."""
     sample = shipped.french()[number]
     samples = recording(sample.path)
     tell(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
@@ -163,7 +164,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
 
 
 def own_way() -> str:
-    """The way of decoding, a key of `WAYS`, whose strategy the model's config.json names."""
+    """Return the way of decoding, a key of `WAYS`, whose strategy the model's config.json names."""
     return next(way for way, strategy in WAYS.items() if strategy == load().decoding.strategy)
 
 
@@ -212,7 +213,7 @@ class Vertex:
 
     @property
     def title(self) -> str:
-        """The tooltip's text, one line for each fact."""
+        """Write the tooltip's text, one line for each fact."""
         says = ", ".join(f"{readable(unit)} {percent(value)}" for unit, value in self.emits)
         leads = (
             ", ".join(f"vertex {index} ({percent(value)})" for index, value in self.leads) or "nowhere: it ends here"
@@ -222,7 +223,7 @@ class Vertex:
 
 
 def vertices(graph: Graph) -> list[Vertex]:
-    """All vertices, each with its three likeliest units and its strongest links."""
+    """List all vertices, each with its three likeliest units and its strongest links."""
     chosen = dict(zip(graph.path, graph.chosen, strict=True))
     after = dict(pairwise(graph.path))
     drawn: list[Vertex] = []
@@ -238,7 +239,7 @@ def vertices(graph: Graph) -> list[Vertex]:
 
 
 def graph_html(graph: Graph, explained: str) -> str:
-    """The drawing as HTML, with a heading, an explanation, and a table of the path for screen readers."""
+    """Draw the graph as HTML, with a heading, an explanation, and a table of the path for screen readers."""
     drawn = vertices(graph)
     kept = drawn[:VERTICES]
     cut = f" The first {VERTICES} of {len(drawn)} vertices are drawn." if len(drawn) > VERTICES else ""
@@ -259,7 +260,7 @@ def graph_html(graph: Graph, explained: str) -> str:
 
 
 def graph_svg(drawn: list[Vertex]) -> str:
-    """The graph as SVG: a row of vertices, the path's links as arcs above it, other strong links below it."""
+    """Draw the graph as SVG: a row of vertices, the path's links as arcs above it, other strong links below it."""
     path = [vertex for vertex in drawn if vertex.chosen is not None]
     lit = {(vertex.index, vertex.follows[0]): vertex.follows[1] for vertex in path if vertex.follows is not None}
     middle = ABOVE + RADIUS
@@ -287,8 +288,9 @@ def graph_svg(drawn: list[Vertex]) -> str:
 def arc(
     link: tuple[int, int], at: Sequence[float], middle: float, room: float, strength: float, order: int | None = None
 ) -> str:
-    """A link as an arc, above the row of vertices if room < 0, else below. Longer links get higher arcs.
+    """Draw a link as an arc, above the row of vertices if room < 0, else below. Longer links get higher arcs.
 
+    link: its two vertices. at: x of each vertex. middle: y of their row. room: the highest arc, in pixels.
     order: the link's number on the chosen path; None: the link is not on it. strength: the link's probability.
     """
     start, end = link
@@ -305,7 +307,8 @@ def arc(
 
 
 def dot(vertex: Vertex, x: float, middle: float) -> str:
-    """A vertex as a dot. Its tooltip has the units that it emits."""
+    """Draw a vertex: a dot, or a label if it is on the path. Its tooltip has the units that it emits. middle: y of the
+    row."""
     title = f"<title>{escape(vertex.title)}</title>"
     if vertex.chosen is None:
         return f'<g class="mm-vertex">{title}<circle cx="{x:g}" cy="{middle}" r="{DOT}"/></g>'
@@ -318,14 +321,14 @@ def dot(vertex: Vertex, x: float, middle: float) -> str:
 
 
 def width_of(vertex: Vertex) -> float:
-    """Width of a vertex's drawing: a dot, or a label if it is on the path."""
+    """Return the width of a vertex's drawing in pixels: a dot, or a label if it is on the path."""
     if vertex.chosen is None:
         return 2 * DOT
     return max(2 * RADIUS, LETTER * len(readable(vertex.chosen)) + RADIUS)
 
 
 def centres(drawn: Sequence[Vertex]) -> list[float]:
-    """The x coordinates of the vertices, and the total width. Labels do not touch each other."""
+    """Place the vertices so that labels do not touch. Returns their x coordinates, and last the total width."""
     found, edge = [], float(RADIUS)
     for vertex in drawn:
         room = max(STEP, width_of(vertex) + 2 * DOT)
@@ -335,7 +338,7 @@ def centres(drawn: Sequence[Vertex]) -> list[float]:
 
 
 def readable(unit: str) -> str:
-    """A unit's readable name: special units in words, and a visible mark for the space before a word."""
+    """Return a unit's readable name: special units in words, and a visible mark for the space before a word."""
     return READABLE.get(unit, unit.replace(SPACE, "·"))
 
 

@@ -29,9 +29,9 @@ from mmdec.types import InputError
 
 FILE = "confidence.json"
 FORMAT = "mmdec confidence 1"
-LARGEST = 1 << 20  # bytes of the file
+LARGEST = 1 << 20  # the most bytes of confidence.json; a larger file is refused
 STRETCH = 5  # number of tokens in the worst stretch, which reveals a local error in an otherwise certain sentence
-FLOOR = 0.01  # nats, added before a logarithm
+FLOOR = 0.01  # nats, added to an uncertainty before its logarithm is taken, because it may be 0
 
 Evidence = Mapping[str, float]
 
@@ -121,7 +121,8 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
-    """The confidence, in [0, 1]. If `kind` of decoding has no calibration: the tokens' geometric mean probability."""
+    """Return an output's confidence, in [0, 1]. seen: its evidence by name. kind: the kind of decoding, a key of
+    `calibrations`. If it has no calibration, the confidence is the tokens' geometric mean probability."""
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))

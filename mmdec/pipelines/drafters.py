@@ -55,7 +55,7 @@ def as_drafter(loaded: Loaded, drafter: DraftedBy) -> DraftedBy:
 
 
 def beside(loaded: Loaded, name: str) -> Path | None:
-    """The folder of this model's drafter with the given name; None if the model has no such drafter."""
+    """Return the folder of this model's drafter with the given name; None if the model has no such drafter."""
     return None if loaded.directory is None else drafter_folder(loaded.directory, name)
 
 

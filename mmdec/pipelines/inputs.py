@@ -121,12 +121,12 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     rate = whole_rate(sample_rate)
     sound.check_rate(rate)
     array = _as_numpy(audio) if isinstance(audio, Tensor) else audio
-    data = _mono(array)  # (T,) float64 or float32
+    data = _mono(array)  # (T,) float64 or float32, one channel
     sound.check_seconds(len(data) / rate)
     samples = torch.from_numpy(np.ascontiguousarray(data))
     sound.check_samples(samples)
     if np.issubdtype(array.dtype, np.floating):
-        # before mixing: two channels may cancel each other
+        # checked before the channels are averaged, because two loud channels may cancel each other
         sound.check_peak(max(float(array.max()), -float(array.min())))
         samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
@@ -151,7 +151,7 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
 
 
 def whole_rate(sample_rate: object) -> int:
-    """The sample rate as a whole number of Hz; 16000.0 and NumPy's numbers are accepted."""
+    """Return the sample rate as a whole number of Hz; 16000.0 and NumPy's numbers are accepted. Raises InputError."""
     number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
     if type(number) is float and number.is_integer():
         number = int(number)
@@ -191,7 +191,8 @@ def _mono(array: np.ndarray) -> np.ndarray:
 
 
 def peak(samples: Tensor) -> float:
-    """The largest deviation of samples (T,) from their mean (a microphone may add a constant)."""
+    """Return the largest deviation of samples (T,) from their mean: a microphone may add a constant, which is
+    silent."""
     return float((samples - samples.mean()).abs().max())
 
 

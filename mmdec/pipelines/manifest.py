@@ -20,8 +20,8 @@ from mmdec.types import InputError
 
 SUFFIXES = (".tsv", ".jsonl", ".parquet")
 PATHS = ("path", "file", "audio", "image", "input")  # possible names of the column of paths; the first one counts
-MAX_LINE = 1 << 20  # bytes
-MARK = "\ufeff"  # the byte order mark
+MAX_LINE = 1 << 20  # the most bytes of one line; a longer line's row is refused
+MARK = "\ufeff"  # the byte order mark, which some editors write before the first line
 
 
 @final
@@ -30,7 +30,7 @@ class Row:
     """One input of a list. options: arguments of the call for this row alone, as (name, value)."""
 
     index: int  # position in the list, from 0
-    path: str  # as it is written in the list
+    path: str  # path of the input's file, as it is written in the list
     id: str = ""
     options: tuple[tuple[str, str], ...] = ()
     refusal: str = ""  # why the row cannot be used; "": it can
@@ -67,7 +67,8 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) -> Row:
-    """Make a row. values: its columns, or a text that says why it has none."""
+    """Make a row. index: its position in the list. values: its columns, or a text that says why it has none. options:
+    names of columns that are arguments of the call."""
     if isinstance(values, str):
         return Row(index, "", refusal=values)
     wrong = next((name for name, value in values.items() if not isinstance(value, (str, int))), None)
@@ -114,7 +115,8 @@ def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines that are not blank. For a line that is too long or not UTF-8, yield a NUL and the reason."""
+    """Yield the lines of a file that are not blank. For a line that is too long or not UTF-8, yield a NUL and the
+    reason."""
     with open_regular(path, "manifest") as descriptor, open(descriptor, "rb", closefd=False) as file:
         while raw := file.readline(MAX_LINE):
             if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
@@ -154,7 +156,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def pyarrow_parquet() -> Any:
-    """pyarrow's module for Parquet. Raises InputError if it is missing."""
+    """Import pyarrow's module for Parquet. Raises InputError if it is missing."""
     try:
         return import_module("pyarrow.parquet")
     except ImportError as error:

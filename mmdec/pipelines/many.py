@@ -35,7 +35,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {  # verb -> columns of a list that are
     "transcribe": ("language", "prompt"),
     "describe": ("prompt",),
 }
-FREE = ("threads", "batch_size")  # options that may change when a run goes on
+FREE = ("threads", "batch_size")  # options that may change when a run goes on, because they are for speed alone
 BATCH = 8  # rows of a batch, unless the options have a `batch_size`
 Part = tuple[int, Sequence[Row]]  # a part's number and rows
 Call = Callable[..., Sequence[Any]]  # paths and options -> results
@@ -83,7 +83,7 @@ class Work:
             write_whole(file, (json_text(settings, 2) + "\n").encode())
 
     def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
-        """The parts of a shard that have no results yet. shard: (its number from 1, number of shards)."""
+        """Return the parts of a shard that have no results yet. shard: (its number from 1, number of shards)."""
         folder = self.output / "results"
         done = set(os.listdir(folder)) if folder.is_dir() else set[str]()
         mine = self.parts(rows, shard)
@@ -91,12 +91,12 @@ class Work:
 
     @staticmethod
     def parts(rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
-        """All parts of a shard."""
+        """Return all parts of a shard, with and without results. shard: (its number from 1, number of shards)."""
         numbers = range(shard[0] - 1, -(-len(rows) // PART), shard[1])
         return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
 
     def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
-        """The rows that failed, of a shard's parts that are done."""
+        """Yield the rows that failed, of a shard's parts that are done. shard: as for `todo`."""
         for file in sorted((self.output / "failed").glob("[0-9]*.jsonl")):
             if int(file.stem) % shard[1] == shard[0] - 1:
                 yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
@@ -107,7 +107,8 @@ class Worker:
     """Holds the model, and does parts."""
 
     def __init__(self, work: Work, call: Call | None = None) -> None:
-        """call: decodes a list of paths with a row's own options; None: the public call of the work's verb.
+        """work: what to do with every row. call: decodes a list of paths with a row's own options; None: the public
+        call of the work's verb.
 
         Raises: InputError if there is no such model, or an option is wrong.
         """
@@ -132,7 +133,7 @@ class Worker:
         if bad:
             write_whole(failed, _json_lines(bad))
         else:
-            failed.unlink(missing_ok=True)  # left by an attempt that was killed
+            failed.unlink(missing_ok=True)  # an earlier attempt that was killed may have left it
         content = _json_lines(good) if self._work.table == "jsonl" else _parquet(good)
         # last, because this file says that the part is done
         write_whole(self._work.output / "results" / f"{number:06d}.{self._work.table}", content)
@@ -153,14 +154,15 @@ class Worker:
                 try:
                     found = results_of(paths, partial(self._call, **dict(options)))
                 except InputError as error:
-                    if not options:  # the call's own arguments are wrong
+                    if not options:  # the rows' options are not the cause: every batch would fail
                         raise
                     found = [str(error)] * len(batch)
                 results |= zip((row.index for row in batch), found, strict=True)
         return results
 
     def _saved(self, number: int, row: Row, result: Any) -> dict[str, Any]:
-        """Write a result's file, if files are wanted. Returns its columns. Raises InputError if no file can hold it."""
+        """Write a result's file, if files are wanted. Returns the result's columns. Raises InputError if no file can
+        hold it. number: index of the part."""
         work, columns = self._work, dict[str, Any](output=None)
         if work.files:
             columns["output"] = f"files/{number:06d}/{row.index:08d}{work.files}"

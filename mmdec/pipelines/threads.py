@@ -29,20 +29,21 @@ PARAMETERS = 10_000_000  # one more thread for this many parameters: smaller mat
 # number of readings of the system's load, and seconds between them: short bursts are ignored
 READINGS, APART = 3, 0.001
 
-_kept = False  # whether `keep_threads` was called
+_kept = False  # whether `keep_threads` was called; then calls without `threads=` leave the number alone
 
 
 @final
 @dataclass(frozen=True)
 class Processors:
-    """The processors at the time of a call."""
+    """Numbers of processors, as they were when a call began."""
 
     allowed: int  # processors that this process may use
     free: int | None = None  # idle processors; None: unknown
 
 
 def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
-    """Choose the threads of one call. parameters: number of the model's parameters. most: torch's default."""
+    """Choose the number of torch's CPU threads for one call. parameters: number of the model's parameters. most:
+    torch's default."""
     useful = FEWEST + parameters // PARAMETERS
     free = processors.allowed if processors.free is None else processors.free
     return max(1, min(most, useful, processors.allowed, free))
@@ -90,7 +91,7 @@ def is_default(
 
 
 def processors_now() -> Processors:
-    """The number of processors that this process may use, and how many of them are idle."""
+    """Count the processors that this process may use, and those of them that are idle."""
     allowed = len(_affinity())
     quota = quota_of(Path("/sys/fs/cgroup"), _text(Path("/proc/self/cgroup")))
     allowed = allowed if quota is None else max(1, min(allowed, int(quota)))
@@ -102,25 +103,25 @@ def processors_now() -> Processors:
         if running is None:
             return Processors(allowed)
         counts.append(running)
-    others = int(median(counts)) - 1 if counts else 0  # without this process itself
+    others = int(median(counts)) - 1 if counts else 0  # without this process, which runs, too
     return Processors(allowed, (os.cpu_count() or 1) - others)
 
 
 def running_in(loadavg: str) -> int | None:
-    """Number of running processes, from the text of /proc/loadavg. The load averages in it are minutes old."""
+    """Read the number of running processes from the text of /proc/loadavg; its load averages are minutes old."""
     fields = loadavg.split()
     count = fields[3].partition("/")[0] if len(fields) > 3 else ""
     return int(count) if count.isdecimal() else None
 
 
 def quota_of(root: Path, cgroups: str) -> float | None:
-    """Number of processors that control groups (such as a container's) allow; None: no limit.
+    """Read the number of processors that control groups (such as a container's) allow; None: no limit.
 
     root: folder where control groups are mounted. cgroups: text of /proc/self/cgroup, the process's own groups.
     """
     own = next((line[3:] for line in cgroups.splitlines() if line.startswith("0::")), "/")
     inner = root / own.strip("/")
-    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # the parents' limits apply, too
+    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # the parent groups' limits apply, too
     limits = [_text(folder / "cpu.max").split() for folder in folders]
     # control groups, version 1
     old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]

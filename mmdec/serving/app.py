@@ -29,7 +29,7 @@ from mmdec.serving import chat, realtime, speech
 from mmdec.serving.engines import How, Served, load
 from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
 
-MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # served if the user names none
+MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # models that are served if the user names none
 BACKLOG = 2048  # connections that may wait to be accepted: uvicorn's own default
 GRACE = 120  # seconds in which open requests may end after the server got a signal to stop
 

@@ -21,7 +21,7 @@ from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.serving.waiting import Gone, Job, Stopped
 
-HELD = " \t\r\n\ufffd"  # characters at the end of unfinished text that are not sent yet
+HELD = " \t\r\n\ufffd"  # not sent at the end of unfinished text: spaces may go, and half a character may change
 RATE = 16_000  # Hz of the samples that jobs hold
 
 
@@ -44,7 +44,7 @@ class Deltas:
         self._stops, self._sent = stops, 0
 
     def cut(self, text: str) -> str:
-        """The text before the first stop."""
+        """Return the text before the first stop string."""
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
     def grown(self, text: str) -> str:
@@ -75,7 +75,7 @@ class Transcription:
     def job(self, samples: Any, **options: Any) -> Job:
         """Make a job of 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        if isinstance(self.loaded, LoadedAudioLm):  # else the model's settings decide
+        if isinstance(self.loaded, LoadedAudioLm):  # else its own settings decide whether to sample
             chosen["do_sample"] = "temperature" in chosen
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
@@ -141,11 +141,11 @@ class Translation:
         self._rows = 1 if translator.device.type == "cpu" else how.rows
 
     def job(self, samples: Any) -> Job:
-        """Make a job of 16 kHz samples (T,)."""
+        """Make a job of 16 kHz samples (T,) of French speech."""
         return Job(self, (), samples, self._rows, len(samples) / RATE)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Translate the jobs: on a GPU as one batch, on a CPU one job."""
+        """Translate the jobs: on a GPU as one batch, on a CPU, where each recording is translated alone, one job."""
 
         def heard(_: Any) -> None:
             if jobs[0].gone:
@@ -167,7 +167,7 @@ class Answering:
         self.vlm, self._how = vlm, how
 
     def job(self, dialogue: Dialogue, **options: Any) -> Job:
-        """Make a job of a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
+        """Make a job that continues a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
         # a row's random numbers depend on its place in the batch: only a batch of one repeats the answer of a seed
         rows = 1 if "seed" in chosen else self._how.rows
@@ -212,7 +212,7 @@ def load(model: str, how: How, device: str | None, dtype: Any) -> tuple[str, Ser
 
 
 def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """Call, and return the results of a batch. A refused input has its error as result."""
+    """Call `call`, and return the results of its batch. A refused input has its error as result."""
     try:
         return call()
     except mmdec.BatchError as error:

@@ -36,15 +36,15 @@ class Metrics:
         self._buckets: dict[tuple[str, Labels], list[float]] = {}
 
     def add(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """Add to a counter of `COUNTERS`."""
+        """Add a value to a counter. name: a key of `COUNTERS`."""
         with self._lock:
             self._counts[name, tuple(sorted(labels.items()))] += value
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add a value to a histogram of `HISTOGRAMS`."""
+        """Add a value to a histogram. name: a key of `HISTOGRAMS`."""
         key, bounds = (name, tuple(sorted(labels.items()))), HISTOGRAMS[name][1]
         with self._lock:
-            row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))  # counts by bound, count of all, sum
+            row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))  # counts up to each bound, count, sum
             for index, bound in enumerate(bounds):
                 row[index] += value <= bound
             row[-2] += 1
@@ -61,7 +61,7 @@ class Metrics:
         self.add("rounds_total", result.passes if written is None else result.rounds, task=task)
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All counters in Prometheus' text format. gauges: name -> (help, value now)."""
+        """Write all counters in Prometheus' text format. gauges: name -> (help, value now)."""
         lines: list[str] = []
         with self._lock:
             for name, told in COUNTERS.items():

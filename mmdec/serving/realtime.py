@@ -36,7 +36,7 @@ class Feeding:
     task = "live transcription"
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Run the one job's function."""
+        """Run the one job: what it holds is a function that feeds sound to the transcriber."""
         (job,) = jobs
         return [job.given()]
 
@@ -85,7 +85,7 @@ class Session:
         await self._send("error", **told.content)
 
     async def _take(self, event: dict[str, Any]) -> None:
-        """Handle one event of the client."""
+        """Handle one event of the client, such as sound, a commit or new settings."""
         kind = event["type"]
         if kind == "session.update":
             self._update(event["session"])
@@ -124,7 +124,7 @@ class Session:
         for name in ("language", "prompt"):
             if wanted.get(name):
                 options[name] = wanted[name]
-        self._engine.live(**options)  # raises InputError for wrong options
+        self._engine.live(**options)  # raises InputError for wrong options, before the session changes
         self._options = options
 
     async def _feed(self) -> None:
@@ -134,7 +134,7 @@ class Session:
                 await self._hand_on()
         except WebSocketDisconnect:
             pass
-        finally:  # `_take` may wait for sound to be handed on
+        finally:  # `_take` may wait until sound is handed on, and would wait forever
             async with self._changed:
                 self._ended = True
                 self._changed.notify_all()
@@ -162,7 +162,7 @@ class Session:
                 self._changed.notify_all()
 
     async def _run(self, work: Callable[[], Iterable[StreamUpdate]]) -> None:
-        """Run `work` in a decoding thread, and send the client each update at once."""
+        """Run `work`, a function that yields the updates, in a decoding thread. Send the client each update at once."""
         job: Job
 
         def decode() -> None:
@@ -209,7 +209,7 @@ async def realtime(socket: WebSocket) -> None:
     try:
         if server.sessions > server.limits.sessions:
             await socket.send_json({"type": "error", **server.busy().content})
-            await socket.close(1013)  # try again later
+            await socket.close(1013)  # WebSocket's code for "try again later"
             return
         await Session(socket, server).run()
     except ApiError as error:  # the address names a model that is not served

@@ -34,10 +34,10 @@ Engine = TypeVar("Engine", bound=Served)
 class Limits:
     """Limits of what a server accepts."""
 
-    requests: int = 64  # open at the same time; more are refused with 429, to come again later
-    sessions: int = 8  # open sessions of live transcription
+    requests: int = 64  # the most open requests; more are refused with 429, to come again later
+    sessions: int = 8  # the most open sessions of live transcription
     megabytes: float = 25.0  # maximum size of a request
-    seconds: float = 900.0  # of sound in a request
+    seconds: float = 900.0  # the most seconds of sound in a request
     tokens: int = 1024  # maximum of new tokens in an answer
     wait: float = 300.0  # seconds until a request must be answered
     upload: float = 60.0  # seconds in which a request must have arrived
@@ -51,7 +51,7 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
     ) -> None:
-        """more: `param`, the wrong parameter; `headers`."""
+        """status: of HTTP. kind, code: OpenAI's words for the error. more: `param`, the wrong parameter; `headers`."""
         self.status, self.headers = status, more.get("headers")
         self.content = {"error": {"message": message, "type": kind, "param": more.get("param"), "code": code}}
         super().__init__(message)
@@ -68,13 +68,13 @@ class ApiError(Exception):
         return cls(500, "The server failed. Its log says more.", "server_error")
 
     def response(self) -> JSONResponse:
-        """The HTTP response."""
+        """Make the HTTP response."""
         return JSONResponse(self.content, self.status, self.headers)
 
 
 @final
 class Server:
-    """Models by name, the worker that decodes, limits and counters."""
+    """What all requests share: models by name, the worker that decodes, limits and counters."""
 
     def __init__(self, models: Mapping[str, Served], limits: Limits, token: str | None = None) -> None:
         """token: clients must send it as `Authorization: Bearer`; None: all clients are accepted."""
@@ -86,12 +86,12 @@ class Server:
         self._reading = asyncio.Semaphore(READERS)
 
     def admitted(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request has the right token, or none is needed."""
+        """Whether a request with these headers has the right token, or none is needed."""
         return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
 
     def engine(self, name: str | None, *kinds: type[Engine]) -> Engine:
-        """Return the model of this name or, for None, the first model of these kinds. Raises ApiError if no model of
-        these kinds has the name."""
+        """Return the model with this name or, for None, the first model of these engine classes. Raises ApiError if no
+        model of these kinds has the name."""
         fitting = {own: model for kind in kinds for own, model in self.models.items() if isinstance(model, kind)}
         if name is None and fitting:
             return next(iter(fitting.values()))
@@ -122,7 +122,7 @@ class Server:
                     event.cancel()
                     if gone.done():
                         raise ApiError(499, "The client has gone.", code="client_gone")
-                    # OpenAI's clients retry by themselves: more load on a slow server
+                    # OpenAI's clients would retry by themselves, which adds load to a slow server
                     headers = {"x-should-retry": "false"}
                     raise ApiError(504, "The answer took too long.", "timeout", "timeout", headers=headers)
                 kind, value = event.result()
@@ -143,7 +143,7 @@ class Server:
         raise AssertionError("events end with a result or an error")
 
     def busy(self) -> ApiError:
-        """The answer to a request when too many are open."""
+        """Make the answer to a request when too many are open."""
         after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
 
@@ -156,7 +156,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def server_of(request: Any) -> Server:
-    """The server of a request or a WebSocket."""
+    """Return the server of a request or a WebSocket."""
     return request.app.state.server
 
 
@@ -166,7 +166,8 @@ class EventStream(StreamingResponse):
 
     @classmethod
     async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
-        """Return a stream once its first event is there. Earlier errors are raised, and get an ordinary response."""
+        """Return a stream once its first event is there: an error before it is raised, so it gets an ordinary
+        response."""
         return cls(_lines(await anext(events), events), media_type="text/event-stream", headers=UNCACHED)
 
 
@@ -241,7 +242,7 @@ class Door:
 
 
 def too_large(limits: Limits) -> ApiError:
-    """The answer to a request with too many bytes."""
+    """Make the answer to a request with too many bytes."""
     return ApiError(413, f"A request must have at most {limits.megabytes:g} MB.", code="too_large")
 
 
@@ -259,7 +260,7 @@ class Upload:
         self._refused: ApiError | None = None
 
     async def receive(self) -> Message:
-        """The next message from the client."""
+        """Return the next message from the client; count its bytes and check the time."""
         if self._whole:
             return await self._receive()
         try:

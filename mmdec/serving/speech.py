@@ -129,7 +129,8 @@ async def _deltas(server: Server, request: Request, job: Job) -> AsyncIterator[d
 
 
 def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
-    """A transcript in one of OpenAI's formats."""
+    """Write a transcript in one of OpenAI's formats. kind: the format. task: transcribe or translate. timed: the times
+    that were asked for."""
     if kind == "text":
         return PlainTextResponse(result.text + "\n")
     if kind in ("srt", "vtt"):
@@ -165,6 +166,7 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
 
 
 def _compression(text: str) -> float:
-    """Bytes of a text / bytes of the compressed text: high if it repeats itself. Source: Radford et al. 2022, 4.5."""
+    """Divide a text's bytes by those of the compressed text: high if it repeats itself. Source: Radford et al. 2022,
+    4.5."""
     content = text.encode()
     return round(len(content) / len(zlib.compress(content)), 3)

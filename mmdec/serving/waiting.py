@@ -24,7 +24,7 @@ GATHER = 0.02  # seconds that a first request waits for others to join its batch
 
 
 class Stopped(Exception):
-    """All clients of this batch have gone."""
+    """Raised to end decoding when all clients of a batch have gone."""
 
 
 class Engine(Protocol):
@@ -44,17 +44,18 @@ class Job:
     """One request: what to decode, and a queue of events for its handler. Make it in the handler's event loop."""
 
     def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
-        """key: jobs of one engine with equal keys may be decoded together, at most `rows` of them.
-        given: what the engine decodes. seconds: length of its sound.
+        """engine: decodes the job. key: jobs of one engine with equal keys may be decoded together, at most `rows` of
+        them.
+        given: what the engine decodes, such as samples. seconds: length of its sound, for the metrics.
         """
         self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
         self.gone = False  # whether the client has gone; then the engine ends the row
         self.streams = False  # whether the client reads text as it is accepted
-        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # ("text", str)..., then "result" or "error"
+        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # ("text", str)..., last "result" or "error"
         self._loop = asyncio.get_running_loop()
 
     def tell(self, kind: str, value: Any) -> None:
-        """Send an event to the handler. Any thread may call this."""
+        """Send an event to the handler. kind: "text", "result" or "error". Any thread may call this."""
         with suppress(RuntimeError):  # the event loop is closed: the server was killed
             self._loop.call_soon_threadsafe(self.events.put_nowait, (kind, value))
 
@@ -77,7 +78,7 @@ class Gone:
         return torch.tensor(gone if len(gone) == len(ids) else [all(gone)] * len(ids))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gone:
-        return self  # all rows read the same flags
+        return self  # a copy must read the flags of the same jobs
 
 
 @final
@@ -89,7 +90,7 @@ class Worker:
         self._metrics, self._changed = metrics, threading.Condition()
         self._waiting: deque[Job] = deque()
         self._decoding: list[Job] = []
-        self._last = 1  # number of equal jobs that waited together when the last batch was taken
+        self._last = 1  # number of jobs with equal keys that waited when the last batch was taken
         self._pace = 0.0  # running mean of the seconds of a job
         self._closed = False
         names = [f"mmdec-serve-{number}" for number in range(decoders)]
@@ -114,12 +115,12 @@ class Worker:
                 self._metrics.add("stopped_total", task=job.engine.task)
 
     def waiting(self) -> tuple[int, int]:
-        """How many jobs wait, and how many are being decoded."""
+        """Return how many jobs wait, and how many are being decoded."""
         with self._changed:
             return len(self._waiting), len(self._decoding)
 
     def delay(self) -> float:
-        """Estimated seconds until a job that is submitted now has been decoded."""
+        """Estimate the seconds until a job that is submitted now has been decoded."""
         return sum(self.waiting()) * self._pace / len(self._threads)
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ class Worker:
     def _batch(self, first: Job) -> Sequence[Job]:
         """Take this thread's share of the first job and the jobs that may be decoded with it. Empty if other threads
         took them meanwhile."""
-        if self._last > 1 and not self._closed:  # clients that came together often come together again
+        if self._last > 1 and not self._closed:  # clients that came together often return together
             self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
         alike = self._alike(first)
         self._last = max(len(alike), 1)

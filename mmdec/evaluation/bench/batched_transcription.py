@@ -28,7 +28,7 @@ from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.training.corpora.librispeech import SOUNDS
 from mmdec.types import MmdecError
 
-SHORTEST, LONGEST = 1.5, 40.0  # seconds; the logarithms of lengths are spread evenly
+SHORTEST, LONGEST = 1.5, 40.0  # of recordings, in seconds; the logarithms of lengths are spread evenly
 BLOCK = 20  # recordings that one side decodes before it is the other side's turn
 SIDE = 8  # batch size of decoding side by side
 
@@ -93,7 +93,7 @@ def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[st
 
 
 def main() -> None:
-    """Command line."""
+    """Run the measurement from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="recordings, searched in subfolders")
     parser.add_argument("--model", required=True, help="a shipped name, a folder or a hub id")
@@ -107,7 +107,7 @@ def main() -> None:
     whisper = load_whisper(options.model, "cpu", getattr(torch, options.dtype))
     spoken: dict[str, Any] = {"model": whisper, "language": options.language, "threads": options.threads}
     recordings = mixed(sounds, options.count)
-    transcribe(recordings[0], sample_rate=SAMPLE_RATE, **spoken)  # warm
+    transcribe(recordings[0], sample_rate=SAMPLE_RATE, **spoken)  # a first call that is not timed
     for context in (None, "auto"):
         found = measure(recordings, {**spoken, "audio_context": context})
         print(json.dumps({"audio_context": context, "dtype": options.dtype, **found}), flush=True)

@@ -98,6 +98,8 @@ def bench_compressor(
 ) -> BenchReport:
     """Time each compressor at each number of visual tokens.
 
+    size: a key of `SIZES`. visual: numbers of visual tokens. accepted: drafted tokens that are accepted in a round.
+
     A row of the report has the numbers of columns of both caches and their ratio. It also has the times of prompt
     passes and of rounds: the milliseconds of a = EAGLE-2 and of b = SpecVLM, and the ratio b / a.
     """

@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
     "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8},
     "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
 }
-TEXTS = {"repeating": 0.02, "wandering": 0.12}  # standard deviation of the weights
+TEXTS = {"repeating": 0.02, "wandering": 0.12}  # kind of text that random weights write -> their standard deviation
 PROMPT, NEW_TOKENS = 64, 128
 ROWS = 8  # rows of the batch
 DTYPE = torch.float32
@@ -152,7 +152,7 @@ def _core_share(size: str, device: str) -> dict[str, Any]:
     generation = generate(
         model, _prompts(model, 1), drafter, num_speculative_tokens=15, max_new_tokens=NEW_TOKENS, do_sample=False
     )
-    rounds = generation.rounds[4:]  # the first rounds allocate memory
+    rounds = generation.rounds[4:]  # the first four rounds also allocate memory, so they are left out
     shares = [r.core / r.target for r in rounds]
     low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75)).tolist()
     return {
@@ -188,7 +188,7 @@ def _lookup(size: str, text: str, repeats: int, device: str) -> dict[str, Any]:
 
 
 def _batch(size: str, repeats: int, device: str) -> dict[str, Any]:
-    """Tokens per second of a batch of `ROWS` rows, divided by those of one row with the same drafter."""
+    """Divide the tokens per second of a batch of `ROWS` rows by those of one row with the same drafter."""
     model = random_model(size, device=device)
     ids = _prompts(model, ROWS)
     plug = speculate("lookup", statistics=DecodingStatistics())
@@ -205,7 +205,7 @@ def _batch(size: str, repeats: int, device: str) -> dict[str, Any]:
 
 
 def _wrong(size: str, repeats: int, device: str) -> dict[str, Any]:
-    """Seconds with a drafter that is always wrong and learned draft sizes, divided by those of plain `generate`."""
+    """Divide the seconds with an always wrong drafter and learned draft sizes by those of plain `generate`."""
     model = random_model(size, device=device)
     ids = _prompts(model, 1)
     statistics = DecodingStatistics()

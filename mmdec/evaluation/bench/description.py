@@ -38,7 +38,7 @@ LOOKUP = "prompt lookup"
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question, and the number of tokens in its greedy answer."""
+    """A question, and the number of tokens in its greedy answer, by which results are grouped."""
 
     question: ImageQuestion
     tokens: int
@@ -184,7 +184,8 @@ def _groups(answered: Sequence[AnsweredQuestion]) -> dict[str, list[int]]:
 def _against(
     measured: Measurements, method: Method, other: Method, groups: dict[str, list[int]], equal: Sequence[bool]
 ) -> dict[str, Any]:
-    """Compare two methods on each group, without the questions on which the other method's tokens differ."""
+    """Compare `method` with `other` on each group, without the questions where other's tokens differ. groups: name ->
+    indices of questions. equal: for each question, whether other's tokens are equal."""
     rows = {}
     for name, indices in groups.items():
         same = [index for index in indices if equal[index]]

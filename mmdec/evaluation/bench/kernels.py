@@ -30,7 +30,7 @@ from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
 SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # numbers of nodes and of prefix tokens
-GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # batch, tokens, vertices
+GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # of the DAG loss: batch, tokens, vertices
 LAYERS = {"cpu": 12, "cuda": 32}
 FLEX = "FlexAttention"
 
@@ -174,7 +174,8 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str,
 
 
 def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> list[dict[str, Any]]:
-    """Time the DAG loss and its gradient against dense torch with autograd. On a GPU, measure peak memory, too."""
+    """Time the DAG loss and its gradient against dense torch with autograd. On a GPU, measure peak memory, too. shape:
+    batch size, tokens, vertices."""
     batch, tokens, size = shape
     match = torch.randn(batch, tokens, size, device=device)
     links = torch.randn(batch, size, size, device=device)
@@ -208,7 +209,9 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
 
 
 def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
-    """Compute log P (B,) of whole DAGs by the plain formula: one log-sum-exp over (B, L, L) for each token."""
+    """Compute log P (B,) of texts given whole DAGs of L vertices by the plain formula: one log-sum-exp over (B, L, L)
+    for each token. match: (B, M, L) log-probabilities of M tokens at the vertices. links: (B, L, L) those of the
+    links."""
     alpha = torch.full_like(match[:, 0], -torch.inf)
     alpha[:, 0] = match[:, 0, 0]
     for t in range(1, match.shape[1]):
@@ -219,7 +222,7 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
 
 
 def _kind(tensor: Tensor) -> dict[str, Any]:
-    """The dtype and batch size of an operator's input (B, ...)."""
+    """Return the dtype and batch size of an operator's input (B, ...)."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "batch": len(tensor)}
 
 
@@ -241,7 +244,7 @@ def _least(run: Callable[[], object], repeats: int) -> float:
 
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median seconds of a call on this GPU, from runs of 20 calls in a row."""
+    """Return the median seconds of a call on this GPU, from runs of 20 calls in a row."""
     laps, stream = [], torch.cuda.current_stream(device)  # without a stream, an event uses the current GPU
     for _ in range(repeats + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -281,8 +284,8 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine, JSON-ready: `provenance.surroundings`, and whether each kernel and the fast pass (draft
-    passes as CUDA graphs) can run here. If not, `why_not` is the reason."""
+    """Describe this machine, JSON-ready: processor, GPU and versions (`provenance.surroundings`), and whether each
+    kernel and the fast pass (draft passes as CUDA graphs) can run here. If not, `why_not` is the reason."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)
     report["kernels"] = [

@@ -53,7 +53,7 @@ class Encoded:
     """A prompt as token ids, and how many new tokens the models have positions for."""
 
     task: str
-    ids: Tensor  # (1, P)
+    ids: Tensor  # (1, P) the prompt's P token ids
     new_tokens: int
 
 
@@ -71,7 +71,7 @@ class LanguageHarness(Harness[Encoded]):
         self.statistics = DecodingStatistics()
 
     def measure(self, inputs: Sequence[Encoded], method: Method) -> Measurement:
-        """Answer one prompt."""
+        """Answer one prompt with this method, and measure it."""
         (prompt,) = inputs
         rounds: list[Round] = []
         options: dict[str, Any] = dict(method.options)
@@ -99,7 +99,7 @@ class LanguageHarness(Harness[Encoded]):
             drafter=sum(round_.drafter for round_ in rounds),
             total=wall,
             passes=len(passes),
-            windows=1,  # the prompt's pass
+            windows=1,  # the pass over the prompt
             rounds=len(later),
             drafted_tokens=sum(len(tokens) for round_ in later for tokens in round_.tokens),
             accepted=sum(sum(round_.accepted) for round_ in later),
@@ -199,7 +199,7 @@ def bench_language(
 
 
 def _groups(prompts: Sequence[Encoded]) -> dict[str, list[int]]:
-    """Indices of all prompts, and of those of each task."""
+    """Return the indices of all prompts, and of those of each task."""
     tasks = sorted({prompt.task for prompt in prompts})
     each = {f"task {task}": [index for index, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
     return {"all": list(range(len(prompts))), **each}
@@ -235,7 +235,8 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
 
 
 def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -> tuple[list[Method], list[Method]]:
-    """The methods to time: mmdec's drafters, and transformers' own speculative loops."""
+    """Make the methods to time: mmdec's drafters, and transformers' own speculative loops. small: a model that
+    drafts."""
     ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
     stock = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})]
     if small is not None:
@@ -260,7 +261,8 @@ def _why_not(harness: LanguageHarness, prompt: Encoded, method: Method) -> str:
 
 
 def _rows(found: Any, subject: Method, baseline: Method, group: str) -> list[Comparison]:
-    """The report's rows of a comparison: wall clock, and the thread's processor time, which is steadier."""
+    """Make the report's rows of a comparison: wall clock, and the thread's processor time, which is steadier. found:
+    what `compare` returned."""
     if not found["n"]:
         return []
     kind: Kind = "task" if group.startswith("task ") else "all"
@@ -285,7 +287,7 @@ Message = Mapping[str, str]  # {"role": ..., "content": ...}
 class TextPrompt:
     """A prompt: a chat that ends with the user's message. Models without a chat template continue that message."""
 
-    task: str  # results are grouped by it
+    task: str  # the kind of prompt, by which results are grouped
     messages: tuple[Message, ...]
 
     @classmethod

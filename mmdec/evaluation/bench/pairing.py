@@ -50,7 +50,7 @@ class Paired:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
-        """Summarise pairs of seconds (a, b), each from two successive runs."""
+        """Summarise pairs (a, b) of the two methods' seconds, each from two successive runs."""
         low, middle, high = _quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
@@ -84,7 +84,8 @@ def paired(
 def comparison(
     pairs: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any
 ) -> Comparison:
-    """Build a report row. pairs: `Paired` as a dict, a = subject, b = baseline. more: further fields of the row."""
+    """Build a report row. group, kind: the group of inputs, and the property that groups them. timed: the kind of time.
+    pairs: `Paired` as a dict, a = subject, b = baseline. more: further fields of the row."""
     fields = {
         **{"times": pairs["ratio"], "low": pairs["low"], "high": pairs["high"], "pairs": pairs["n"], "inputs": 1},
         **{"subject_ms": pairs["a_ms"], "baseline_ms": pairs["b_ms"]},
@@ -93,7 +94,7 @@ def comparison(
 
 
 def turned(pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same pairs with a and b exchanged."""
+    """Exchange a and b in the summary of pairs, so that the other method is the baseline."""
     ratios = {"ratio": 1 / pairs["ratio"], "low": 1 / pairs["high"], "high": 1 / pairs["low"]}
     return {**pairs, **ratios, "a_ms": pairs["b_ms"], "b_ms": pairs["a_ms"]}
 
@@ -101,7 +102,8 @@ def turned(pairs: Mapping[str, Any]) -> dict[str, Any]:
 def comparisons(
     found: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, **more: Any
 ) -> list[Comparison]:
-    """Build the report rows for a result of `compare`: one for decoder seconds, one for wall clock."""
+    """Build the report rows for a result of `compare`: one for decoder seconds, one for wall clock. found: the result.
+    group, kind: the group of inputs, and the property that groups them."""
     return [
         Comparison(
             *(subject, baseline, group, kind, timed, part["median"], part["low"], part["high"], part["pairs"]),
@@ -119,7 +121,8 @@ def comparisons(
 
 
 def middle(group: str) -> float | None:
-    """The middle of a length group: "11-20 words" -> 15.5, "40+ words" -> 40.0; None if the group is not a length."""
+    """Return the middle of a length group: "11-20 words" -> 15.5, "40+ words" -> 40.0; None if the group is not a
+    length."""
     span = re.match(r"(\d+)(?:-(\d+)|\+)", group)
     return None if span is None else (float(span[1]) + float(span[2] or span[1])) / 2
 
@@ -156,7 +159,7 @@ def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int])
 
 
 def stages(measured: Measurements, groups: Sequence[int]) -> dict[str, dict[str, float]]:
-    """The milliseconds of each stage, for each method: the median over repeats, then the mean over groups.
+    """Compute the milliseconds of each stage, for each method: the median over repeats, then the mean over groups.
 
     Here the decoder's time does not include the drafter's. transformers' loops report no drafter's time.
     """
@@ -204,7 +207,7 @@ def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:
 
 
 def _accepted(measured: Sequence[Sequence[Measurement]]) -> float | None:
-    """Accepted tokens a round, without bonus or correction; None where they were not counted."""
+    """Compute accepted tokens per round, without bonus or correction; None where they were not counted."""
     counts = [repeats[-1].accepted for repeats in measured]
     if None in counts:
         return None
@@ -217,7 +220,7 @@ class DepthRecorder(ForwardingDrafter):
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
-        self._reached: Counter[int] = Counter()  # depth -> number of drafts with a node there
+        self._reached: Counter[int] = Counter()  # depth in the drafted tree -> number of drafts with a node there
         self._accepted: Counter[int] = Counter()
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:

@@ -36,7 +36,7 @@ TEXTS: dict[str, dict[str, int]] = {  # sizes of language models: about 30 milli
 }  # fmt: skip
 SHORT = 16  # prefix tokens of the comparison: so few that a wrong tree mask changes the logits clearly
 DENSE = "SDPA, dense mask"
-Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]  # rows; and what was not measured, with the reason
+Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]  # report rows; what was not measured -> why
 SPEECH_DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
 
 
@@ -110,7 +110,8 @@ def bench_passes(
 def sizes_for(
     device: str | None, *, text: str | None = None, prefix: int | None = None, speech: str | None = None
 ) -> PassSizes:
-    """The default sizes for the device; arguments that are given replace them. Raises InputError for unknown names."""
+    """Return the default sizes for the device; arguments that are given replace them. Raises InputError for unknown
+    names."""
     for what, name, known in (("text", text, TEXTS), ("speech", speech, SPEECHES)):
         if name is not None and name not in known:
             raise InputError(f"`{what}` must be one of {', '.join(known)}, but is {name!r:.60}. Choose one.")
@@ -162,7 +163,7 @@ def text_pass(
             "pair": asdict(paired(partial(a, draft), partial(b, draft), repeats, device)),
             "dtype": _short(dtype),
             "batch": 1,
-            "differences": [near, far],  # after the short prefix, after the whole one
+            "differences": [near, far],  # largest differences of logits, after the short prefix and after the whole one
             "graphs": [fast_pass(side).captured for side in (tree, model)],
         }
         rows.append(row)
@@ -171,7 +172,7 @@ def text_pass(
 
 
 def _tokens(count: int, vocabulary: int) -> Tensor:
-    """Random ids (1, count)."""
+    """Draw random token ids (1, count) below `vocabulary`."""
     return torch.randint(1, vocabulary, (1, count), generator=torch.Generator().manual_seed(1))
 
 

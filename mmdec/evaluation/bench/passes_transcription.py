@@ -30,7 +30,7 @@ from mmdec.targets.fast_pass import fast_pass
 from mmdec.targets.registry import target_of
 from mmdec.types import Draft, MmdecError, Needs, Verdict
 
-SPEECHES: dict[str, dict[str, int]] = {  # Whisper's sizes: channels, layers, heads
+SPEECHES: dict[str, dict[str, int]] = {  # sizes of Whisper models: channels, layers, attention heads
     "tiny": {"d_model": 384, "layers": 4, "heads": 6},
     "small": {"d_model": 768, "layers": 12, "heads": 12},
 }
@@ -93,7 +93,7 @@ def speech_rounds(
 
     features = _features(on)
     runs = [_decoding(model, features, new_tokens) for model in (on, off)]
-    (words, _), (plain, _) = (run() for run in runs)  # the warm-up
+    (words, _), (plain, _) = (run() for run in runs)  # the first, untimed run: the texts are compared
     equal = torch.equal(words, plain)
     if dtype == torch.float32 and not equal:
         raise MmdecError(
@@ -122,7 +122,8 @@ def speech_rounds(
 
 
 def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Callable[[], tuple[Tensor, list[Round]]]:
-    """A function that calls `generate` with random heads. It returns the tokens, and the rounds after the prompt's."""
+    """Make a function that calls `generate` with random Medusa heads. It returns the tokens, and the rounds after the
+    prompt's. features: (1, mels, T) of a window."""
     network: Any = model  # PreTrainedModel does not declare `generate`
     torch.manual_seed(1)
     heads = MedusaHeads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=HEADS))
@@ -147,7 +148,7 @@ def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Call
 
 
 def prompt_of(model: PreTrainedModel) -> dict[str, Any]:
-    """A short prompt with encoder states of random sound, as inputs of the target's `prefill`."""
+    """Make a short prompt with encoder states of random sound, as inputs of the target's `prefill`."""
     network: Any = model
     with torch.no_grad():
         states = network.get_encoder()(_features(model)).last_hidden_state
@@ -156,7 +157,7 @@ def prompt_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _features(model: PreTrainedModel) -> Tensor:
-    """Random features (1, mels, T) of a whole window."""
+    """Draw random features (1, mels, T): T frames, a whole window."""
     shape = 1, model.config.num_mel_bins, 2 * model.config.max_source_positions
     return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(model.device, model.dtype)
 
@@ -166,14 +167,14 @@ def _median(rounds: list[Round], part: Callable[[Round], float]) -> float:
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A model that shares the weights of `model`, with its own configuration and fast pass."""
+    """Make a model that shares the weights of `model`, with its own configuration and fast pass."""
     network = cast(nn.Module, model)
     shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     return copy.deepcopy(model, cast(Any, shared))
 
 
 def binary_tree(nodes: int, vocab_size: int, device: torch.device) -> Draft:
-    """A draft (1, nodes) of random tokens: node n is a child of node (n - 1) // 2."""
+    """Make a draft (1, nodes) of random tokens as a binary tree: node n is a child of node (n - 1) // 2."""
     drawn = torch.randint(vocab_size, (nodes,), generator=torch.Generator().manual_seed(0))
     # Parents are node numbers; the root's is 0.
     parents = [node // 2 for node in range(nodes - 1)]
@@ -191,7 +192,7 @@ class Run:
 
     @torch.inference_mode()
     def __call__(self, draft: Draft) -> Tensor:
-        """Score a draft and commit its root. Returns logits (1, N, V)."""
+        """Score a draft and commit its root. Returns logits (1, N, V) of N nodes over V tokens."""
         scores = self.target.score(self.session, draft)
         root, following = torch.zeros_like(draft.tokens[:, :1]), draft.tokens[:, 0]
         verdict = Verdict(
@@ -202,12 +203,13 @@ class Run:
 
 
 def compare(what: str, a: Run, b: Run, draft: Draft) -> float:
-    """The largest relative difference of two runs' logits over several rounds. Raises MmdecError if it is too large."""
+    """Return the largest relative difference of two runs' logits over several rounds. Raises MmdecError, which names
+    `what`, if it is too large."""
     worst = 0.0
     for _ in range(ROUNDS):
         result = a(draft)
         found, limit = difference(result, b(draft)), LIMITS[result.dtype]
-        if not found <= limit:  # also true for NaN
+        if not found <= limit:  # so written because it is then true for NaN, too
             raise MmdecError(
                 f"{what}: logits of the two sides must differ by at most {limit:g} of their size, but differ by "
                 f"{found:.3g}. No time was taken. Report this as a bug."
@@ -217,6 +219,6 @@ def compare(what: str, a: Run, b: Run, draft: Draft) -> float:
 
 
 def difference(result: Tensor, reference: Tensor) -> float:
-    """The norm of the difference divided by the reference's norm, for the node where this is largest."""
+    """Divide the norm of the logits' difference by the reference's norm, for the node where this is largest."""
     apart = (result.float() - reference.float()).norm(dim=-1)
     return float((apart / reference.float().norm(dim=-1)).max())

@@ -47,7 +47,7 @@ PEER, PEER_INT8 = "ctranslate2 float32", "ctranslate2 int8"
 PAIRS = ((OURS, STOCK), (OURS, PEER), (OURS_INT8, PEER_INT8), (PEER, STOCK), (OURS, PEER_INT8))
 PROCESSOR = "processor, one thread"
 Call = Callable[[Tensor], str]  # samples (T,) -> text
-Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of one window -> tokens with times, without prompt
+Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of F frames, a window -> its tokens without prompt
 
 
 @final
@@ -65,7 +65,7 @@ class Timed:
         return _total(self.seconds)
 
 
-Sides = dict[tuple[str, int], Timed]  # engine, threads
+Sides = dict[tuple[str, int], Timed]  # (engine, threads) -> its texts and seconds
 
 
 def bench_peer(
@@ -153,7 +153,7 @@ def _report(
 
 
 def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
-    """Run all sides in turn on every recording, after one call of each side that is not timed."""
+    """Run all engines in turn on every recording (T,), after one call of each that is not timed."""
     stopwatch = Stopwatch()
     for side in sides:
         side.call(sounds[0][: 5 * SAMPLE_RATE])
@@ -198,7 +198,8 @@ def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Compariso
 def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
     """Decode a recording that is longer than a window. Returns its tokens.
 
-    decode: reads one window. features: (1, mels, T). size: frames of a window. first: id of the timestamp token 0.00.
+    decode: reads one window. features: (1, mels, T), T frames. size: frames of a window. first: id of the timestamp
+    token 0.00.
     Source: the same rule as transformers' `_retrieve_segment`.
     """
     said, at = list[int](), 0
@@ -207,11 +208,11 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
         tokens = decode(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
         times = [token >= first for token in tokens]
         ends = [place for place in range(1, len(tokens)) if times[place - 1] and times[place]]
-        if not ends or times[-2:] == [False, True]:  # the window's text is whole
+        if not ends or times[-2:] == [False, True]:  # no segment is cut off at the window's end
             said, at = said + tokens, at + part.shape[-1]
         else:
             said += tokens[: ends[-1] + 1]
-            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a step of timestamps is two frames
+            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # go on after it; a timestamp step is two frames
     return said
 
 
@@ -270,7 +271,7 @@ def _said(harness: TranscriptionHarness, method: Method, threads: int, samples: 
 
 
 def _beside(path: Path) -> str:
-    """The transcript beside a recording, or ""."""
+    """Read the transcript beside a recording; "" if there is none."""
     text = path.with_suffix(".txt")
     return text.read_text(encoding="utf-8").strip() if text.is_file() else ""
 

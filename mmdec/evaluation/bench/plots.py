@@ -14,8 +14,8 @@ from typing import Any
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, Comparison
 from mmdec.types import InputError
 
-Axes = Any  # matplotlib's
-LARGEST_CSV = 256 * 2**20  # bytes
+Axes = Any  # matplotlib's Axes, which is imported only to draw
+LARGEST_CSV = 256 * 2**20  # the most bytes of a metrics.csv, which is read whole
 PANELS = 6  # the most panels of one figure of training curves
 
 

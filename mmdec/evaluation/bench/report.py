@@ -51,7 +51,7 @@ class Comparison:
     group: str  # name of a group of inputs: "40+ words"
     kind: Kind  # the property by which inputs are grouped
     timed: str  # "wall clock", "decoder", ...
-    times: float | None  # seconds of the baseline over seconds of the subject
+    times: float | None  # the baseline's seconds divided by the subject's; None: not measured
     low: float | None  # quartiles, or the extremes if `spread` says so
     high: float | None
     pairs: int  # number of pairs of runs
@@ -62,7 +62,7 @@ class Comparison:
     subject_ms: float | None = None
     baseline_ms: float | None = None
     tokens_per_round: float | None = None  # the subject's, bonus or correction token included
-    accepted_per_round: float | None = None  # the same without bonus or correction; papers give one or the other
+    accepted_per_round: float | None = None  # without bonus or correction token; papers give one or the other
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -94,7 +94,7 @@ class BenchReport:
     quantities: tuple[Quantity, ...] = ()
     stages: dict[str, dict[str, float]] = field(default_factory=dict)  # method -> stage -> milliseconds for one input
     depths: dict[str, tuple[float, ...]] = field(default_factory=dict)  # drafter -> accepted share at depths 1, 2, ...
-    not_measured: dict[str, str] = field(default_factory=dict)  # what -> the reason
+    not_measured: dict[str, str] = field(default_factory=dict)  # what was not measured -> the reason
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -109,7 +109,7 @@ class BenchRun:
 
 
 def to_json(run: BenchRun, **more: Any) -> str:
-    """The run as standard JSON: values that are not finite become null. more: further top-level entries."""
+    """Write the run as standard JSON: values that are not finite become null. more: further top-level entries."""
     content = {"format": FORMAT, "version": VERSION, **asdict(run), **more}
     text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
@@ -151,7 +151,7 @@ def load_run(path: str | Path) -> BenchRun:
 
 
 def reader() -> TypeAdapter[BenchRun]:
-    """The validator of saved runs. Raises InputError without the package pydantic."""
+    """Make the validator of saved runs. Raises InputError without the package pydantic."""
     try:
         from pydantic import TypeAdapter
     except ImportError as error:
@@ -162,7 +162,7 @@ def reader() -> TypeAdapter[BenchRun]:
 
 
 def _first_wrong(error: Any) -> str:
-    """One sentence on the first error that pydantic found; wrong entries come before missing ones."""
+    """Write one sentence on the first error that pydantic found; wrong entries come before missing ones."""
     if not hasattr(error, "errors"):
         return f"{error!s:.200}"
     wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")
@@ -195,7 +195,7 @@ FIRST = 12  # smallest width of a table's first column, the only one that may be
 
 
 def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
-    """A run as tables of at most `WIDTH` columns: one for each pair of subject and baseline."""
+    """Write a run as tables of at most `WIDTH` columns: one for each pair of subject and baseline."""
     parts: list[RenderableType] = []
     for title, head, rows in sections(run, changes):
         parts.append(Text(fill(title, WIDTH)))
@@ -208,7 +208,7 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
 
 
 def markdown(run: BenchRun, changes: Changes | None = None) -> str:
-    """A run as Markdown, with the same tables as `screen`."""
+    """Write a run as Markdown, with the same tables as `screen`. changes: differences from another run."""
     lines: list[str] = []
     for title, head, rows in sections(run, changes):
         if head:
@@ -220,7 +220,7 @@ def markdown(run: BenchRun, changes: Changes | None = None) -> str:
 
 
 def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """The parts of the output: a title, the column headings (none for a list of lines), the rows."""
+    """Yield the parts of the output: a title, the column headings (none for a list of lines), the rows."""
     for report in run.reports:
         yield from _report(report)
     if changes is not None:
@@ -288,7 +288,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
 
 
 def _compared(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:
-    """Headings and rows; columns without information are left out."""
+    """Return the headings and cells of a table of comparisons; columns without information are left out."""
     several = len({row.timed for row in rows}) > 1
     tokens = any(row.tokens_per_round is not None for row in rows)
     head = ["", *(["timed"] if several else []), "n", "faster (quartiles)", "ms, other ms"]
@@ -328,7 +328,7 @@ def _changes(changes: Changes) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def machine(hardware: dict[str, Any]) -> str:
-    """One line on the machine: processor or GPU, threads, dtype, batch, versions, commit, date."""
+    """Write one line on the machine: processor or GPU, threads, dtype, batch, versions, commit, date."""
     versions = hardware.get("versions") or {}
     batch = hardware.get("batch")
     device = hardware.get("device")
@@ -380,7 +380,7 @@ def _share(shares: Sequence[float], depth: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    """A number with three or four significant digits."""
+    """Format a number with three or four significant digits."""
     if value is None:
         return "-"
     if float(value).is_integer() and abs(value) < 1e6:
@@ -427,7 +427,8 @@ class Changes:
 
 
 def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
-    """Compare two runs, benchmark by benchmark. What only one of them has is listed. source: the saved run's name."""
+    """Compare two runs, benchmark by benchmark. Comparisons that only one of them has are listed. source: the saved
+    run's name."""
     warnings: list[str] = []
     rows: list[Change] = []
     only_now: list[tuple[str, ...]] = []

@@ -38,7 +38,7 @@ from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, InputError
 
 SPLITS = ("test", "paragraphs")
-BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # bins of the number of words
+BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # least and most words of each bin of recordings
 SHORT, LONG = BINS[0], BINS[-1]
 COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 PLANS = ("learned", "2", "4", "6", "8", "10", "8x4", "12x6", "16x6", "16x8", "24x8", "32x8", "48x8")
@@ -50,7 +50,7 @@ class Recording:
 
     name: str
     words: int
-    samples: Tensor  # (T,)
+    samples: Tensor  # (T,) 16 kHz mono
 
     @property
     def bin(self) -> tuple[int, int]:
@@ -238,7 +238,7 @@ class _Bench:
 
 
 def _long(chosen: Sequence[Recording]) -> list[int]:
-    """Indices of the recordings in the bin of the longest lengths, or of the longest recording."""
+    """Return the indices of the recordings in the bin of the longest lengths, else of the longest recording."""
     indices = [index for index, recording in enumerate(chosen) if recording.bin == LONG]
     return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
 
@@ -250,7 +250,8 @@ def from_corpus(
     per_bin: int,
     admission: Admission = STRICT,
 ) -> list[Recording]:
-    """`per_bin` recordings of each length, evenly spaced over the splits."""
+    """Choose `per_bin` recordings of each length, evenly spaced over the splits. admission: which paths are
+    accepted."""
     rows = read_splits(os.fspath(corpus), list(splits), admission)
     chosen = []
     for low, high in BINS:
@@ -261,7 +262,7 @@ def from_corpus(
 
 
 def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
-    """The given recordings, with the number of words in the greedy transcript."""
+    """Read the given recordings; their length is the number of words in the greedy transcript."""
     given = []
     for path in paths:
         samples = harness.read(path)
@@ -283,13 +284,13 @@ def _clips(
 
 
 def _groups(longest: Sequence[Recording], size: int) -> list[list[Tensor]]:
-    """Long recordings in full batches; a single batch repeats recordings if there are too few."""
+    """Group long recordings into full batches of `size`; a single batch repeats recordings if there are too few."""
     count = max(1, len(longest) // size)
     return [[longest[(batch * size + row) % len(longest)].samples for row in range(size)] for batch in range(count)]
 
 
 def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
-    """The assistant whose second call on the recordings has the fewest decoder seconds."""
+    """Return the assistant whose second call on the recordings has the fewest decoder seconds."""
     seconds = []
     for method in helpers:
         harness.measure(recordings, method)
@@ -298,7 +299,8 @@ def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings
 
 
 def assistants(model: WhisperForConditionalGeneration, directory: str | os.PathLike[str] | None) -> list[Method]:
-    """Methods with an assistant: the Whisper in `directory`; for None, several choices of the model's own layers.
+    """Make the methods with an assistant: the Whisper in `directory`; for None, several choices of the model's own
+    layers.
 
     A distilled assistant shares the large model's encoder, as in distil-whisper (Gandhi et al. 2023, section 3.3). An
     assistant of the model's own layers needs no training; a trial finds the fastest choice.

@@ -50,7 +50,7 @@ S2UT_VOCABULARY = 1004
 TIMED = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
 WHOLE = (3.0, 10.0)  # shortest and longest speech, in seconds, for timing whole calls
 GATE_UNITS = 40
-GATE_SLACK = 1e-3  # in logits: the cached and the full pass round differently, and two units may nearly tie
+GATE_SLACK = 1e-3  # of logits: the cached and the full pass round differently, so two near-equal units may change order
 
 
 class Judging(Protocol):
@@ -107,8 +107,8 @@ def _report(
     whole: Mapping[str, Any],
     machine: dict[str, Any],
 ) -> BenchReport:
-    """Build the report. curve: a row for each length. timed: a row for each recording, by strategy. calls, whole:
-    results of whole calls."""
+    """Build the report. machine: its description. curve: a row for each length. timed: a row for each recording, by
+    strategy. calls, whole: results of whole calls."""
     verified = timed["verified"]
     rates = [rate for rate, _ in calls]
     stages = {
@@ -179,7 +179,7 @@ def _together(rows: Sequence[Mapping[str, Any]], subject: str) -> Comparison:
 def _curve(
     translator: SpeechTranslator, recordings: Sequence[Path], seconds: Sequence[float], repeats: int
 ) -> list[dict[str, Any]]:
-    """Time the graph decoder against the baseline, after the encoder, for each source length."""
+    """Time the graph decoder against the baseline, after the encoder, for each source length in `seconds`."""
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
     first = _source(translator, sounds[0])
@@ -202,7 +202,7 @@ def _curve(
 
 
 def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
-    """The decoders' input for 16 kHz samples (T,)."""
+    """Encode 16 kHz samples (T,) into the decoders' input."""
     source = translator.layout.source(translator.layout.features([samples]))
     if not int(source.lengths[0]):
         raise InputError("`recordings` must hold speech that the model hears, but it hears none. Name other ones.")
@@ -260,7 +260,7 @@ def _whole_calls(
 
 
 def _joined(sounds: Sequence[Tensor], seconds: float) -> Tensor:
-    """Recordings (T,) end to end, repeated if they are too short, cut to `seconds`."""
+    """Join recordings (T,) end to end, repeat them if they are too short, and cut to `seconds`."""
     count = round(seconds * audio.SAMPLE_RATE)
     joined = torch.cat(list(sounds))
     return joined.repeat(-(-count // len(joined)))[:count]
@@ -312,7 +312,7 @@ def bench_paper(
     s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(target)
     rows = []
     with torch.inference_mode():
-        memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # three seconds
+        memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # states of three seconds of sound
         gate(s2ut, memory, torch.tensor([75], device=target), GATE_UNITS)
         for length in seconds:
             log(f"{length:g} s of source")
@@ -338,7 +338,8 @@ def bench_paper(
 
 
 def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Any]:
-    """Time both decoders for `length` seconds of source, with random encoder states of the paper's shape."""
+    """Time both decoders for `length` seconds of source, with random encoder states of the paper's shape. beams: the
+    width of S2UT's beam search."""
     target = next(network.parameters()).device
     frames = torch.tensor([round(100 * length)], device=target)
     sizes = (frames + 3) // 4
@@ -368,10 +369,11 @@ def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, re
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
-    """Check the baseline on encoder states (1, S, d). Raises MmdecError if a wrong baseline would be timed."""
+    """Check the baseline on encoder states (1, S, d), S states of width d. Raises MmdecError if a wrong baseline would
+    be timed. sizes: (1,) number of states. min_length: the fewest units that it may decode."""
     units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)
-    logits = decoder(tokens, states, sizes)[0]  # (M + 1, V)
+    logits = decoder(tokens, states, sizes)[0]  # (M + 1, V) logits of M units and the end
     logits[:min_length, EOS] = -torch.inf
     ended = [EOS] if len(units) < GATE_UNITS else []
     decoded = torch.tensor([*units, *ended], device=states.device)

@@ -54,7 +54,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
     def prompt(self, question: ImageQuestion) -> str:
-        """The question's text, with this model's own image token at the places of its pictures."""
+        """Write the question's text, with this model's own image token at the places of its pictures."""
         return question.question.replace(IMAGE, self.vlm.image_token)
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
@@ -65,7 +65,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         return describe(images, prompts, model=self.vlm, batch_size=len(questions), **options)
 
     def measure(self, inputs: Sequence[ImageQuestion], method: Method) -> Measurement:
-        """Answer questions as one batch."""
+        """Answer questions as one batch with this method, and measure it."""
         with quiet(), counted(self.model.get_decoder()) as passes:
             return (
                 self._describe(inputs, method, passes)
@@ -143,10 +143,10 @@ class Answered:
 
     question: ImageQuestion
     answer: Description | None
-    right: float  # number of right points among `of`
-    of: int  # 1; for a description its number of claims; 0 without a reference
+    right: float  # points that the answer got, of `of` possible ones
+    of: int  # possible points: 1; for a description its number of claims; 0 without a reference
     error: str = ""
-    other_words: bool = False  # not `right`, but the expected answer is part of another sentence
+    other_words: bool = False  # the answer is right in other words than the reference, so `right` does not count it
 
 
 def score(question: ImageQuestion, text: str) -> tuple[float, int]:
@@ -268,7 +268,7 @@ def questions_of(
 
 
 def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
-    """Answers that are wrong, or partly wrong, with the right answers."""
+    """List answers that are wrong, or partly wrong, with the right answers."""
     return [
         {
             "id": entry.question.id,
@@ -322,8 +322,8 @@ def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
 
 
 def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
-    """The rate of right answers. For descriptions, n is the number of claims."""
-    right: Any = sum(entry.right for entry in answered)  # a fraction for VQA accuracy, which `Rate` accepts
+    """Compute the rate of right answers. For descriptions, n is the number of claims."""
+    right: Any = sum(entry.right for entry in answered)  # VQA accuracy gives fractions, which `Rate` accepts
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 
 
@@ -336,14 +336,14 @@ def _in_other_words(question: ImageQuestion, text: str) -> bool:
 
 
 def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
-    """The rate of answers that are right, in the reference's words or in other words."""
+    """Compute the rate of answers that are right, in the reference's words or in other words."""
     right: Any = sum(entry.right + entry.other_words for entry in answered)
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 
 
 def _cost(answers: Sequence[Description]) -> dict[str, Any]:
-    """The cost: rounds after the prompts' passes; seconds; the drafter's share of decoding and of the total; how the
-    drafter compressed the images, if it did."""
+    """Sum up the cost: rounds after the prompts' passes; seconds; the drafter's share of decoding and of the total; how
+    the drafter compressed the images, if it did."""
     if not answers:
         return {}
     compressors = Counter(answer.compressor for answer in answers if answer.compressor is not None)
@@ -354,7 +354,7 @@ def _cost(answers: Sequence[Description]) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "rounds": rounds,
-        "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,  # bonus included
+        "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,  # without prompts' tokens
         "accepted_per_round": sum(answer.accepted for answer in answers) / rounds if rounds else None,
         "drafted_per_round": sum(answer.drafted for answer in answers) / rounds if rounds else None,
         "drafter_share": {

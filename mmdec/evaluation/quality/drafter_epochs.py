@@ -19,7 +19,7 @@ MEASURE = "dev/decoded"
 
 
 def epochs_of(run: str | Path) -> list[float]:
-    """Tokens per round after each epoch of a run. Raises InputError if the run's folder has none."""
+    """Read the tokens per round after each epoch of a training run. Raises InputError if the run's folder has none."""
     curves = training_curves(next(Path(run).rglob("metrics.csv"), Path(run) / "metrics.csv"))
     if MEASURE not in curves:
         raise InputError(f"`runs` must have logged {MEASURE}, but '{run}' did not. Train with `decoded` above 0.")
@@ -27,7 +27,8 @@ def epochs_of(run: str | Path) -> list[float]:
 
 
 def table(groups: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """A Markdown table: a row for each drafter with the mean, the least and the most over its seeds."""
+    """Write a Markdown table: a row for each drafter with the mean, the least and the most tokens per round over its
+    seeds."""
     longest = max(len(run) for runs in groups.values() for run in runs)
     lines = ["| drafter | seeds | " + " | ".join(f"epoch {epoch + 1}" for epoch in range(longest)) + " |"]
     lines.append("|---" * (2 + longest) + "|")
@@ -55,7 +56,7 @@ def draw(groups: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the comparison from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="+", metavar="NAME=RUN[,RUN]", help="a drafter's runs, one for each seed")
     parser.add_argument("--plot", type=Path, help="draw into this .png, too")

@@ -48,7 +48,8 @@ class ShuffledPicture(ForwardingDrafter):
 
 
 def _order(visual: Tensor) -> Tensor:
-    """Return (F,) indices in order, but those of visual tokens shuffled. visual: (F,) bool, True for visual tokens."""
+    """Return the indices (F,) of F tokens in order, but those of visual tokens shuffled. visual: (F,) bool, True for
+    visual tokens."""
     order = torch.arange(len(visual))
     columns = visual.nonzero()[:, 0].cpu()
     order[columns] = columns[torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))]
@@ -81,7 +82,8 @@ def tokens_per_round(totals: Counts) -> float:
 
 
 def difference(a: Counts, b: Counts, seed: int = 0) -> dict[str, float]:
-    """Tokens per round of a minus those of b, over the same pictures, with the bootstrap interval of 95 %."""
+    """Subtract b's tokens per round from a's, over the same pictures, with the bootstrap interval of 95 %. a, b:
+    (pictures, 2), tokens and rounds of each picture."""
     draw = np.random.default_rng(seed)
     drawn = draw.integers(0, len(a), (DRAWS, len(a)))
     sides = [values[drawn].sum(1) for values in (a, b)]
@@ -138,7 +140,7 @@ def compare_drafters(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the comparison from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--a", nargs="+", required=True, help="folders of drafters")
     parser.add_argument("--b", nargs="+", required=True, help="as many of the other kind")

@@ -34,7 +34,7 @@ def no_log(line: str) -> None:
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """The dtype of a network's first parameter."""
+    """Return the dtype of a network's first parameter."""
     return next(module.parameters()).dtype
 
 
@@ -49,12 +49,13 @@ class Method:
 
     @classmethod
     def greedy(cls) -> Method:
-        """Greedy decoding by transformers: the baseline."""
+        """Make the method of greedy decoding by transformers, the baseline."""
         return cls(GREEDY, "transformers")
 
     @classmethod
     def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
-        """Decoding by mmdec. drafter: a name or the object; None: plain decoding. nodes: draft size; None: learned."""
+        """Make the method of decoding by mmdec. drafter: a name or the object; None: plain decoding. nodes: draft size;
+        None: learned."""
         return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
 
 
@@ -64,10 +65,10 @@ class Measurement:
 
     tokens: list[list[int]]  # tokens of each input, without prompt and padding
     texts: list[str]
-    features: float  # preprocessing
+    features: float  # seconds of preprocessing: from samples or pixels to the model's inputs
     encoder: float
-    decoder: float  # the rest up to the text, the drafter included
-    drafter: float  # 0 for transformers: its loops do not report this time
+    decoder: float  # seconds of all the rest up to the text, the drafter's included
+    drafter: float  # the drafter's seconds; 0 for transformers, whose loops do not report them
     total: float  # wall clock, from samples in memory to texts
     passes: int = 0  # number of passes of the model's decoder
     windows: int = 0  # number of passes of the model's encoder
@@ -77,7 +78,7 @@ class Measurement:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens per input and round of mmdec's loop, the bonus token included; 1 if there was no round."""
+        """Return the mean tokens per input and round of mmdec's loop, the bonus token included; 1 without a round."""
         return self.drafted_tokens / self.rounds if self.rounds else 1.0
 
 
@@ -91,7 +92,7 @@ class Harness(ABC, Generic[Input]):
 
     @abstractmethod
     def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:
-        """Decode the inputs as one batch, and measure it."""
+        """Decode the inputs as one batch by this method, and measure tokens and seconds."""
 
     def gate(
         self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log, equals: Sequence[Method] = ()

@@ -37,7 +37,7 @@ class Said:
     """One system's translation of a recording: its text, and its sound if it speaks. For `evaluate_speech`."""
 
     text: str
-    audio: np.ndarray | None = None  # (T,); None: the system only writes text
+    audio: np.ndarray | None = None  # (T,) speech; None: the system only writes text
     sample_rate: int = SAMPLE_RATE
     units: list[str] = field(default_factory=lambda: [])
     timings: dict[str, float] = field(default_factory=lambda: {})  # seconds of each stage
@@ -51,7 +51,7 @@ class Judge:
         """folder: a Whisper in transformers' format. Raises InputError if it does not know French and English."""
         self._whisper, self._threads = load_whisper(folder, device), threads
         self.name = Path(folder).resolve().name
-        self.unknown: tuple[str, ...] = ()  # words that the judge cannot write: none
+        self.unknown: tuple[str, ...] = ()  # words that the judge cannot write: none, because a Whisper writes any word
         languages: Any = getattr(self._whisper.model.generation_config, "lang_to_id", None) or {}
         if not {f"<|{FRENCH}|>", f"<|{ENGLISH}|>"} <= set(languages):
             raise InputError(
@@ -64,15 +64,15 @@ class Judge:
         sound = np.asarray(samples, np.float32)
         try:
             return self._write(sound, ENGLISH, sample_rate=SAMPLE_RATE)
-        except InputError:  # too short or silent: the voice said no text
+        except InputError:  # too short or silent: the system's voice said nothing
             return ""
 
     def french(self, recording: Path) -> str:
-        """The transcript of a French recording."""
+        """Transcribe a French recording."""
         return self._write(recording, FRENCH)
 
     def translated(self, recording: Path) -> Said:
-        """The judge's own translation of a French recording, as text only."""
+        """Translate a French recording by the judge alone, as text only."""
         return Said(self._write(recording, FRENCH, task="translate"))
 
     def _write(self, audio: Path | np.ndarray, language: str, **options: Any) -> str:
@@ -101,8 +101,8 @@ class Cascade:
 
 
 def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], Said]]:
-    """The systems to compare with our translator, by name: the judge's own translation; and, if our translator reads
-    text, the cascade of the judge's French text, our reader with its autoregressive decoder, and our voice."""
+    """Make the systems to compare with our translator, by name: the judge's own translation; and, if our translator
+    reads text, the cascade of the judge's French text, our reader with its autoregressive decoder, and our voice."""
     systems: dict[str, Callable[[Path], Said]] = {judge.name: judge.translated}
     if isinstance(translator.parts, HeardParts):
         systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))

@@ -39,8 +39,8 @@ SHORT = (1.5, 8.0)  # shortest and longest recording, in seconds, to compare sho
 class Heard:
     """The updates of one stream, each with the time on the simulated clock when it appeared."""
 
-    seconds: float = 0.0  # of sound
-    busy: float = 0.0  # seconds of decoding
+    seconds: float = 0.0  # seconds of sound in the stream
+    busy: float = 0.0  # seconds that the machine was decoding
     shown: list[tuple[float, StreamUpdate]] = field(default_factory=list[tuple[float, StreamUpdate]])
 
 
@@ -68,13 +68,14 @@ def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None
 
 
 def windows(heard: Heard) -> list[tuple[StreamUpdate, list[tuple[float, StreamUpdate]]]]:
-    """Return, for each window: its final update, and all its updates in order with their times."""
+    """Return, for each window of a stream: its final update, and all its updates in order with their times."""
     finals = [update for _, update in heard.shown if update.final]
     return [(last, [(at, one) for at, one in heard.shown if one.start == last.start]) for last in finals]
 
 
 def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> list[float]:
-    """Seconds from each word's end to the first update with this word. The final update must have word timestamps."""
+    """Compute the seconds from each word's end to the first update with this word. final: a window's last update, with
+    word timestamps. shown: (time, update) of the window."""
     timed = [word for segment in final.segments for word in segment.words or ()]
     wanted = ["".join(normalise_words(word.text)) for word in timed]
     first = dict[int, float]()
@@ -85,7 +86,7 @@ def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> 
 
 
 def matched(said: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Indices of the wanted words that the text contains in the same order."""
+    """Return the indices of the wanted words that the text `said` contains in the same order."""
     blocks = SequenceMatcher(None, said, wanted, autojunk=False).get_matching_blocks()
     return [place for block in blocks for place in range(block.b, block.b + block.size)]
 
@@ -120,7 +121,7 @@ def measure(streams: Sequence[Heard]) -> dict[str, Any]:
 
 def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any]) -> dict[str, Any]:
     """Compare word errors and processor seconds of transformers, of mmdec with whole windows, and of mmdec with
-    `audio_context="auto"`. recordings: sound (T,) and text."""
+    `audio_context="auto"`. recordings: sound (T,) and text. options: of `transcribe`."""
     found: dict[str, Any] = {name: {"edits": [], "laps": []} for name in ("transformers", "whole", "auto")}
     stopwatch, stock = Stopwatch(), TranscriptionHarness(options["model"], options["language"])
     for sound, text in recordings:
@@ -143,7 +144,7 @@ def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any
 
 
 def main() -> None:
-    """Command line."""
+    """Run the measurement from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, required=True, help="JSON lines with path and text")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")
@@ -155,7 +156,7 @@ def main() -> None:
     spoken: dict[str, Any] = {"model": load_transcriber(options.model, "cpu"), "language": options.language}
     pause = 1e-4 * torch.randn(PAUSE, generator=torch.Generator().manual_seed(0))
     short = [(sound, text) for sound, text in sounds if SHORT[0] <= len(sound) / SAMPLE_RATE <= SHORT[1]]
-    transcribe(sounds[0][0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)  # warm
+    transcribe(sounds[0][0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)  # a first call that is not timed
     streams = [
         hear(LiveTranscriber(timestamps="word", **spoken), torch.cat([pause, sound, pause])) for sound, _ in sounds
     ]

@@ -56,7 +56,7 @@ class TranscriptionHarness(Harness[Tensor]):
         self.options = {"num_beams": 1, "max_new_tokens": max_new_tokens}
 
     def read(self, audio: Audio) -> Tensor:
-        """A recording as `transcribe` reads it: 16 kHz (T,). Raises InputError if `transcribe` would refuse it."""
+        """Read a recording as `transcribe` does: 16 kHz (T,). Raises InputError if `transcribe` would refuse it."""
         return self._request(1).check(read(audio))
 
     def is_long(self, samples: Tensor) -> bool:
@@ -64,7 +64,7 @@ class TranscriptionHarness(Harness[Tensor]):
         return self._request(1).is_long(len(samples))
 
     def features(self, samples: Tensor) -> Tensor:
-        """The features (1, mels, F) of samples (T,) that `transcribe` gives to the model."""
+        """Compute the features (1, mels, F), F frames, of samples (T,) that `transcribe` gives to the model."""
         return self._request(1).features([samples])["input_features"]
 
     def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
@@ -262,7 +262,7 @@ def _report(
 
 
 def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], str], str]:
-    """Whisper's own text normaliser for the language, and its name.
+    """Return Whisper's own text normaliser for the language, and its name.
 
     The English normaliser writes numbers and spellings in one way ("twenty five" as "25"; British spellings only if the
     tokenizer has them, in normalizer.json). The basic normaliser removes case, punctuation and bracketed text.
@@ -286,7 +286,8 @@ def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan:
 def _decode_all(
     harness: TranscriptionHarness, methods: Sequence[Method], rows: Sequence[Utterance], batch_size: int, log: Log
 ) -> tuple[list[Transcribed], dict[str, list[Measurement]]]:
-    """Return each utterance's transcript by the first method, and the cost of each batch, by method name."""
+    """Decode all utterances. Returns each one's transcript by the first method, and the cost of each batch, by method
+    name."""
     transcribed: list[Transcribed] = []
     measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
     for start in range(0, len(rows), batch_size):
@@ -362,7 +363,8 @@ def _by_speaker(transcribed: Sequence[Transcribed], normalise: Callable[[str], s
 
 
 def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], count: int) -> list[dict[str, Any]]:
-    """Transcripts with most errors; among equal numbers of errors, those with shorter references come first."""
+    """List the `count` transcripts with most errors; among equal numbers of errors, those with shorter references come
+    first."""
     scored = [(word_edits(normalise(result.row.text), normalise(result.text)), result) for result in transcribed]
     scored.sort(key=lambda pair: (-pair[0].errors, pair[0].length))
     return [
@@ -380,7 +382,7 @@ def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], 
 
 
 def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> dict[str, Any]:
-    """Seconds, passes and rounds of one method."""
+    """Sum up the seconds, passes and rounds of one method's calls."""
     if not calls:
         return {}
     total = sum(call.total for call in calls)
@@ -390,9 +392,9 @@ def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> d
         "seconds": {
             "features": sum(call.features for call in calls),
             "encoder": sum(call.encoder for call in calls),
-            "decoder": sum(call.decoder for call in calls),  # the drafter included
+            "decoder": sum(call.decoder for call in calls),  # the drafter's seconds included
             "drafter": sum(call.drafter for call in calls),
-            "total": total,  # reading included
+            "total": total,  # reading the files included
         },
         "decoder_share": sum(call.decoder for call in calls) / total,
         "decoder_passes": sum(call.passes for call in calls),

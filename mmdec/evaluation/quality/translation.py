@@ -37,7 +37,7 @@ from mmdec.types import InputError
 
 COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
 NOISES = 32  # number of utterances that are replaced by white noise
-NOISE_LEVEL = 0.1  # of full scale
+NOISE_LEVEL = 0.1  # standard deviation of the noise, as a share of full scale
 NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"  # for ASR-BLEU
 
 
@@ -75,14 +75,14 @@ class Systems:
 
     name: str  # the model's name
     runs: Mapping[str, System]
-    machine: Mapping[str, Any]  # provenance
+    machine: Mapping[str, Any]  # hardware and versions, for the report
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
 
     def beside(self, others: Mapping[str, System]) -> Systems:
-        """A copy with further systems at the end."""
+        """Return a copy with further systems at the end."""
         return Systems(self.name, {**self.runs, **others}, self.machine)
 
 
@@ -94,7 +94,7 @@ class Source:
     references: tuple[str, ...]  # every accepted translation
     units: tuple[str, ...] = ()  # phones of the recorded translation
     recording: Path | None = None  # the recorded translation
-    translation: str = ""  # its text
+    translation: str = ""  # the text of the recorded translation
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class SpeechCorpus:
     training: Path | None = None
 
     def recogniser(self, log: Log = no_log) -> Recogniser:
-        """A recogniser for the words of the training text. Raises InputError if there is no training text."""
+        """Make a recogniser for the words of the training text. Raises InputError if there is no training text."""
         if self.training is None or not self.training.is_file():
             raise InputError(
                 f"`asr` must have the training text, but '{self.training}' does not exist. Pass asr=False to do "
@@ -223,7 +223,7 @@ class Output:
 
     text: str
     units: tuple[str, ...]
-    audio: np.ndarray | None  # (T,) 16 kHz
+    audio: np.ndarray | None  # (T,) 16 kHz speech; None: the system only writes text
     timings: dict[str, float]
     seconds: float  # wall clock, from the file to samples
     error: str = ""
@@ -280,7 +280,8 @@ def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: met
 
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Phone errors against the recording or, if fewer, against the nearest reference in the lexicon's phones."""
+    """Compute phone errors against the recording or, if fewer, against the nearest reference in the lexicon's phones.
+    pairs: the phones of a translation, and its source."""
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
         "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),
@@ -314,7 +315,7 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
 def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: Log) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {name: [] for name in systems}
     for system in systems.values():
-        _translate(system, rows[0].clip)  # the first call includes lazy set-up
+        _translate(system, rows[0].clip)  # not timed: the first call includes lazy set-up
     for count, row in enumerate(rows, 1):
         for name, system in systems.items():
             outputs[name].append(_translate(system, row.clip))
@@ -341,7 +342,7 @@ def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _seconds(path: Path) -> float:
-    """Seconds of a recording; 0 if it cannot be read: translating it reports the error."""
+    """Read a recording's seconds; 0 if it cannot be read: translating it reports the error."""
     try:
         return len(read_samples(path)) / SAMPLE_RATE
     except InputError:
@@ -415,7 +416,7 @@ def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Sourc
 
 
 def _shuffled_score(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> float | None:
-    """ASR-BLEU of each transcript against another sentence's references."""
+    """Compute ASR-BLEU of each transcript against another sentence's references: a lower bound."""
     return metrics.asr_bleu(shuffled(transcripts), references).value if len(transcripts) > 1 else None
 
 
@@ -426,12 +427,12 @@ def shuffled(items: Sequence[str]) -> list[str]:
 
 
 def _noise_score(judge: English, recordings: Sequence[Path], references: Sequence[Sequence[str]]) -> float:
-    """ASR-BLEU of white noise, as long as the reference recordings."""
+    """Compute ASR-BLEU of white noise as long as the reference recordings: a lower bound."""
     generator = np.random.default_rng(0)
     noises = [NOISE_LEVEL * generator.standard_normal(len(read_samples(path))) for path in recordings]
     return metrics.asr_bleu([judge.transcribe(noise) for noise in noises], references).value
 
 
 def read_samples(path: Path) -> np.ndarray:
-    """A recording's samples (T,) of 16 kHz."""
+    """Read a recording to samples (T,) of 16 kHz."""
     return load_audio(path).numpy()

@@ -21,7 +21,7 @@ from typing import Any
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words
 
-PAUSE = 0.25  # seconds of silence beside a word
+PAUSE = 0.25  # seconds of silence beside a word that count as a pause
 FAR = 0.3  # seconds; larger timing errors are counted
 
 Timed = tuple[str, float, float]  # a word, its start and its end in seconds
@@ -38,7 +38,7 @@ class TimeError:
 
 
 def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeError]:
-    """Timing errors of the words that transcript and truth share (their longest common subsequence).
+    """Compute the timing errors of the words that transcript and truth share (their longest common subsequence).
 
     found: words of the transcript. known: the words that were spoken, with their true times.
     """
@@ -60,7 +60,8 @@ def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeErro
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:
-    """Summarise errors: count, median of absolute errors, median error (positive: late), share of more than 0.3 s."""
+    """Summarise errors in seconds: count, median of absolute errors, median error (positive: late), share of more than
+    0.3 s."""
     if not errors:
         return {"words": 0}
     return {
@@ -72,7 +73,7 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
 
 
 def measure(errors: Sequence[TimeError]) -> dict[str, dict[str, float]]:
-    """Summaries of all starts and ends, and of those beside a pause."""
+    """Summarise the errors of all starts and ends, and of those beside a pause."""
     return {
         "starts": summary([error.start for error in errors]),
         "ends": summary([error.end for error in errors]),
@@ -82,7 +83,7 @@ def measure(errors: Sequence[TimeError]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the measurement from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, required=True, help="manifest.jsonl of data/build/timed_words.py")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")

@@ -87,7 +87,7 @@ def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
         "chain": CHAIN,
         "model": setting.home.name,
         "base": fingerprint(vlm.model),
-        "tokens_per_round": difference(totals, np.zeros_like(totals)),  # minus zero: gives the interval
+        "tokens_per_round": difference(totals, np.zeros_like(totals)),  # subtracts zero, only to get the interval
         "hardware": hardware(
             device=vlm.model.device, dtype=dtype_of(vlm.model), batch=DRAFTED_TOGETHER, threads=setting.threads
         ),
@@ -128,12 +128,12 @@ def check_drafter(run: Path, target: Path, force: bool) -> str:
 
 
 def trained_for(drafter: Path) -> str:
-    """The fingerprint of the model that the drafter was trained for; "" if it is not recorded."""
+    """Read the fingerprint of the model that the drafter was trained for; "" if it is not recorded."""
     return str(read_object(drafter / CONFIG).get("base") or "")
 
 
 def drafters(model: Path) -> list[str]:
-    """The names of the drafters in a model's folder."""
+    """List the names of the drafters in a model's folder."""
     return sorted(file.parent.name for file in model.glob(f"[!.]*/{CONFIG}") if hub.kind(file.parent) in auto_names())
 
 
@@ -213,7 +213,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """The share of wrong answers, as the mean over tasks: rare tasks count as much as others."""
+    """Compute the share of wrong answers, as the mean over tasks: rare tasks count as much as others."""
     rights = [row["right"]["value"] for row in report["by_task"].values() if row["right"]["n"]]
     if not rights:
         raise InputError(f"`corpus` must say what is right of {report['split']}, but does not. Draw the scenes anew.")
@@ -225,7 +225,7 @@ def summary(report: Report) -> str:
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """Lines of the results table: one row for each task, one column for each split."""
+    """Write the lines of the results table: one row for each task, one column for each split."""
     rows = []
     for task in sorted({task for report in reports for task in report["by_task"]}):
         found = [report["by_task"].get(task, {}).get("right", {}) for report in reports]
@@ -281,7 +281,7 @@ def check(run: Path, target: Path, force: bool) -> str:
 
 
 def stale_drafters(run: Path) -> list[str]:
-    """The names of the drafters in `run` that were trained for other weights."""
+    """List the names of the drafters in `run` that were trained for other weights."""
     names = drafters(run)
     own = fingerprint(load_vlm(run, "cpu").model) if names else ""
     return [name for name in names if trained_for(run / name) != own]

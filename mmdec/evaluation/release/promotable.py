@@ -31,7 +31,7 @@ class Card:
     training: str  # the models' training data and method
     data: str  # the data that the results were measured on
     limits: str
-    table: Callable[[Sequence[Report]], list[str]]  # reports -> lines of the table of results
+    table: Callable[[Sequence[Report]], list[str]]  # reports of all splits -> lines of the card's table of results
     licences: str = "Weights and text: Apache-2.0."
 
 
@@ -54,19 +54,19 @@ def alone(run: Path, target: Path, force: bool) -> str:
 class Promotable:
     """A system whose models can be promoted."""
 
-    system: str  # its name in a model's config.json
+    system: str  # the system's name in a model's config.json
     corpus: Path
     splits: tuple[str, ...]  # splits to measure for the card, if the corpus has them
-    has_split: Callable[[Path, str], bool]  # corpus, split
-    measure: Callable[[Path, str, Setting], Report]  # model, split, setting
-    score: Callable[[Report], tuple[float, ...]]  # lower is better; numbers are compared in order
+    has_split: Callable[[Path, str], bool]  # (corpus, split) -> whether the corpus has the split
+    measure: Callable[[Path, str, Setting], Report]  # (model, split, setting) -> the report
+    score: Callable[[Report], tuple[float, ...]]  # figures of a report: lower is better, and they are compared in order
     summary: Callable[[Report], str]
     card: Card
-    place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))  # below models/
-    instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # the only new part of `run`
+    place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))  # its folder below models/
+    instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # part of `run` to promote alone; None: all
     check: Callable[[Path, Path, bool], str] = alone  # run, target, force -> a warning or ""; raises InputError
     left: Callable[[Path], Sequence[str]] = lambda run: ()  # folders of `run` that are not promoted
-    finish: Callable[[Path], None] = lambda home: None  # updates the replaced folder's other records
+    finish: Callable[[Path], None] = lambda home: None  # updates other records in the folder
 
 
 def render(
@@ -99,17 +99,17 @@ def render(
 
 
 def split_cell(report: Report) -> str:
-    """A table cell: the name of the split and its size."""
+    """Write a table cell: the name of the split and its size."""
     return f"`{report['split']}`: {SPLITS.get(report['split'], 'a split')}"
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage; "-" for None."""
+    """Format a share as a percentage; "-" for None."""
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def rate_cell(entry: Mapping[str, Any]) -> str:
-    """A rate with its 95 % interval, as percentages; "-" without a value."""
+    """Format a rate with its 95 % interval, as percentages; "-" without a value."""
     if entry.get("value") is None:
         return "-"
     interval = f" [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]" if entry.get("low") is not None else ""

@@ -95,13 +95,13 @@ def promote(
 
 
 def _system(run: Path) -> str:
-    """The run's system, if it is in `SYSTEMS`."""
+    """Return the run's system, if its models can be promoted (`SYSTEMS`)."""
     kind = hub.kind(run)
     return heard_translator.LAYOUT if kind == HEARD.system and layout(run) == heard_translator.LAYOUT else kind
 
 
 def _runs(run: Path) -> Path:
-    """The folder that `make train` locks while it works: runs/ above the run, else the run's parent."""
+    """Return the folder that `make train` locks while it works: runs/ above the run, else the run's parent."""
     return next((folder for folder in run.resolve().parents if folder.name == RUNS), run.parent)
 
 
@@ -140,7 +140,7 @@ class _Found:
 
     system: Promotable
     run: Path
-    target: Path  # `home`, or a folder in it
+    target: Path  # the folder that is replaced: `home`, or a drafter's folder in it
     home: Path
     weights: dict[str, str]
     reports: Sequence[Report]
@@ -169,7 +169,7 @@ def _publish(found: _Found) -> None:
         reports, comparison = portable(found.reports), portable(found.comparison)
         provenance = {
             **before,
-            "promoted": stamp(torch.device("cpu")),  # the machine where both were measured
+            "promoted": stamp(torch.device("cpu")),  # this machine, because both models were measured on it
             "weights": found.weights,
             "chosen": comparison,
             "measured": reports,
@@ -184,7 +184,7 @@ def _publish(found: _Found) -> None:
 
 
 def _facts(provenance: Mapping[str, Any]) -> list[str]:
-    """Lines about the training, from the run's provenance."""
+    """Write lines about the training, from the run's provenance."""
     training = provenance.get("training") or {}
     facts = [f"Written on {provenance.get('date', 'an unknown day')} at commit {str(provenance.get('commit'))[:12]}."]
     if "step" in training:
@@ -194,7 +194,7 @@ def _facts(provenance: Mapping[str, Any]) -> list[str]:
 
 
 def parameters(folder: Path) -> dict[str, int]:
-    """The number of parameters in each safetensors file of a folder, by path in the folder."""
+    """Count the parameters in each safetensors file of a folder, by path in the folder."""
     counts = {}
     for path in sorted(folder.rglob("*.safetensors")):
         try:

@@ -28,7 +28,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """Word error rate; for equal rates, more tokens per round are better."""
+    """Return the word error rate and, for equal rates, minus the tokens per round: lower is better."""
     return float(report["wer"]["value"]), -_tokens_per_round(report)
 
 

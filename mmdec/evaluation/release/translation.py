@@ -50,7 +50,7 @@ def _figures(corpus: SpeechCorpus, model: Path, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """The phone error rate, mean over strategies."""
+    """Return the phone error rate, mean over strategies: lower is better."""
     rates = [scores["phone_error_rate_nearest"] or scores["phone_error_rate"] for scores in report["systems"].values()]
     if not all(rates):
         raise InputError(f"`corpus` must have alignments of {report['split']}, but has none. Build it whole.")
@@ -58,7 +58,7 @@ def score(report: Report) -> tuple[float, ...]:
 
 
 def mean_chrf(report: Report) -> float:
-    """chrF, mean over strategies."""
+    """Return the report's chrF, mean over strategies."""
     return sum(scores["chrf"]["value"] for scores in report["systems"].values()) / len(report["systems"])
 
 

@@ -82,13 +82,13 @@ class Description:
 
     text: str
     tokens: list[int] = field(repr=False)  # as `generate` returns them, end of text included, without padding
-    rounds: int  # passes that this question took part in, the prompt's included
-    tokens_per_round: float  # correction or bonus and end of text included; without the prompt's pass
+    rounds: int  # passes of the model for this question, the pass over the prompt included
+    tokens_per_round: float  # mean over the rounds after the prompt's pass; correction, bonus and end tokens count
     timings: Mapping[str, float] = field(repr=False)
     drafted: int = 0  # tokens that the drafter proposed
     accepted: int = 0  # drafted tokens that were accepted
     lossless: bool = True  # False for typical acceptance
-    compressor: str | None = None  # how the drafter compressed the image, if it did
+    compressor: str | None = None  # the name of the drafter's compressor of visual tokens; None: it read them all
     confidence: float = 0.0  # in [0, 1]: how likely the answer is right, see `mmdec.pipelines.confidence`
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
     kept: list[float] | None = field(
@@ -96,11 +96,11 @@ class Description:
     )  # in [0, 1]: the compressor's weight of each visual token
 
     def __str__(self) -> str:
-        """Three lines: the text, the number of rounds, the seconds."""
+        """Write three lines: the text, the number of rounds, the seconds."""
         return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields except `evidence`, as plain lists, numbers and text."""
+        """Return all fields except `evidence`, as plain lists, numbers and text."""
         content = asdict(self) | {"timings": dict(self.timings)}
         del content["evidence"]
         return content
@@ -123,7 +123,8 @@ class DescriptionRequest:
     ) -> DescriptionRequest:
         """Check all that can be checked before an image is read.
 
-        decoding.on_round: called with each round and its text.
+        decoding: the options of the drafter and of `Speculation`; its `on_round` gets each round and its text.
+        options: those of the call for `generate`.
         Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
             itself.
         """
@@ -132,7 +133,8 @@ class DescriptionRequest:
         return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
 
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
-        """Decode one batch, round by round. speculation: this request's, or a copy with a wrapped drafter."""
+        """Decode one batch, and yield each round. inputs: `generate`'s inputs. speculation: this request's, or a copy
+        with a wrapped drafter."""
         options = with_length(self.options, self.vlm.model)
         if self.on_text or speculation.options.on_round or "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
@@ -219,10 +221,10 @@ def describe_batch(
 
 
 def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
-    """The distances of each question's pictures from the training pictures.
+    """Return the distances of each question's pictures from the training pictures `familiar`.
 
-    counts: number of pictures of each question. If a chat lost its cache, `summaries` begins with pictures of earlier
-        turns.
+    summaries: (N, F), the vision encoder's summary of each picture. counts: number of pictures of each question. If a
+    chat lost its cache, `summaries` begins with pictures of earlier turns.
     """
     new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
     ends = list(accumulate(counts))
@@ -270,8 +272,8 @@ def picture_evidence(
 
 @torch.inference_mode()
 def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
-    """Summarise N pictures by the vision encoder, for `FamiliarPictures`. Returns (N, F), or None if the encoder does
-    not keep the pictures' states apart."""
+    """Summarise N pictures by the vision encoder, for `FamiliarPictures`. Returns (N, F), F features a picture, or None
+    if the encoder does not keep the pictures' states apart."""
     processor: Any = vlm.processor
     model: Any = vlm.model
     seen: list[Tensor] = []
@@ -294,7 +296,7 @@ def structure(pixels: np.ndarray) -> float:
     high, wide = (max(side // ENOUGH, 1) for side in pixels.shape[:2])
     read = to_pil(pixels[::high, ::wide])
     reduced = read.reduce((max(read.width // SIDE, 1), max(read.height // SIDE, 1)))
-    levels = np.asarray(reduced, np.float32)  # (h, w, 3)
+    levels = np.asarray(reduced, np.float32)  # (h, w, 3), the colours of the reduced picture
     across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
     squares = _means((across**2 + down**2).mean(2))
     average, effective = float(np.sqrt(squares).mean()), math.sqrt(float(squares.mean()))

@@ -68,21 +68,21 @@ class Chat:
         names = ("rule", "num_speculative_tokens", "seed", "statistics")
         decoding = DecodingOptions(drafter, *(remaining.pop(name, None) for name in names))
         self._request = DescriptionRequest.of(vlm, decoding, remaining)
-        self._messages: list[Message] = []  # the model's answers included
+        self._messages: list[Message] = []  # the dialogue so far, questions and answers
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._seen: Evidence = {}  # the last answer's evidence, which covers all pictures so far
-        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last answer's end token
-        self._cache: DynamicCache | None = None  # of `_ids`, perhaps without the last one; None: build it again
+        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last end token
+        self._cache: DynamicCache | None = None  # of `_ids`, perhaps without the last one; None: compute it again
         self._lock = threading.Lock()
 
     @property
     def messages(self) -> list[Message]:
-        """The dialogue up to the last answer, in the format of chat templates."""
+        """Return the dialogue up to the last answer, in the format of chat templates."""
         return [{**message, "content": list(message["content"])} for message in self._messages]
 
     @property
     def tokens(self) -> list[int]:
-        """Token ids of the dialogue, image tokens included, without the last answer's end token."""
+        """Return the dialogue's token ids, image tokens included, without the last answer's end token."""
         return self._ids[0].tolist()
 
     def ask(self, prompt: str, image: Pictures = (), *, on_text: OnText | None = None) -> Description:

@@ -42,7 +42,7 @@ from mmdec.types import InputError
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
 PROMPT = "Describe this image."
-MAX_IMAGES = 256  # images of one question at most
+MAX_IMAGES = 256  # the most images of one question
 VLM = System(
     load_vlm,
     LoadedVlm,
@@ -171,7 +171,7 @@ def read_question(images: Any, prompt: object) -> Question:
 
 
 def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
-    """The (images, prompt) pair of each question; no image is read yet."""
+    """Return the (images, prompt) pair of each question; no image is read yet."""
     if not isinstance(image, list):
         return [(image, prompt)]
     if not isinstance(prompt, list):
@@ -237,7 +237,8 @@ def _tensors(
 
 
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
-    """The drafters with weights for this model, in "auto"'s order of preference: name -> a one-line description."""
+    """List the drafters with weights for this model, in "auto"'s order of preference: name -> a one-line
+    description."""
     names = [name for name in auto_names() if beside(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}

@@ -26,12 +26,12 @@ class Question:
 
     @property
     def argument(self) -> str:
-        """The argument's name in an error about the whole question."""
+        """Return the name that an error about the whole question gives to the argument."""
         return "image" if self.pictures else "prompt"
 
 
 def user_message(vlm: LoadedVlm, question: Question) -> Message:
-    """The message for the chat template: images at the prompt's image tokens, else all before the text.
+    """Make the user's message for the chat template: images at the prompt's image tokens, else all before the text.
 
     Raises: InputError if the prompt has image tokens, but not one for each image.
     """
@@ -87,7 +87,7 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
         return_tensors="pt",
         add_special_tokens=begins and not (begin and texts[0].startswith(begin)),
     )
-    inputs.pop("labels", None)  # PaliGemma's, for training
+    inputs.pop("labels", None)  # PaliGemma's processor adds them, but only training needs them
     return dict(inputs.to(vlm.model.device, vlm.model.dtype))
 
 

@@ -47,14 +47,14 @@ Languages = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Decoded:
-    """The segments and the cost of one recording, or of a piece of it."""
+    """What decoding one recording, or a piece of it, gave and cost."""
 
     segments: list[Segment]
     language: str | None
     usage: Usage
     samples: int
-    features: float  # seconds of computing the features
-    rest: float  # seconds that belong to no stage
+    features: float  # seconds that computing the log-mel features took
+    rest: float  # seconds of decoding that belong to no stage
 
 
 def in_batches(
@@ -123,7 +123,8 @@ def in_pieces(
 
 
 def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
-    """Join the decoded pieces of a recording. parts: (first sample's index, piece). samples: recording's length."""
+    """Join the decoded pieces of a recording. parts: (the first sample's index, the piece) for each. samples: the
+    recording's number of samples."""
     if len(parts) == 1 and parts[0][1].samples == samples:
         return parts[0][1]
     usage = Usage()
@@ -138,7 +139,8 @@ def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
 def in_order(
     wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
 ) -> Callable[[], None]:
-    """Make a function that calls `on_transcript` for each new transcript in `found`, in the order of the recordings."""
+    """Make a function that calls `on_transcript` for each new transcript, in the order of the recordings. wanted: the
+    recordings (T,) by index. found: finished transcripts by index; the caller fills it."""
     left = list(wanted)
 
     def tell() -> None:
@@ -150,7 +152,8 @@ def in_order(
 
 
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
-    """Return the empty transcripts of silent recordings, by index. languages: the whole call's argument `language`."""
+    """Return the empty transcripts of silent recordings, by index. languages: the call's argument `language`. samples:
+    all recordings (T,) of the call, by index."""
     levels = {index: silent(recording) for index, recording in samples.items()}
     return {index: _nothing(languages, index, samples[index], level) for index, level in levels.items() if level}
 
@@ -195,7 +198,8 @@ def _decoded(
     on_window: Callable[[Tensor], None] | None,
     together: Together | None = None,
 ) -> list[Decoded]:
-    """Decode one batch, inside `_decoding`. together: shares decoder passes with other batches; None: share none."""
+    """Decode one batch of recordings (T,); the caller holds `_decoding`'s locks. indices: their positions in the call.
+    on_window: see `transcribe_batch`. together: shares decoder passes with other batches; None: share none."""
     model = request.whisper.model
     stopwatch = Stopwatch(model.device)
     inputs = request.features(recordings)
@@ -251,7 +255,8 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
 
 
 def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
-    """Call `generate`. Raises InputError for an option that it refuses, and callbacks' exceptions unchanged."""
+    """Call `generate` with these arguments and `meter` as its loop. Raises InputError for an option that it refuses,
+    and callbacks' exceptions unchanged."""
     try:
         return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
     except (InputError, MemoryError, torch.OutOfMemoryError):
@@ -259,7 +264,7 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
     except _CallerError as error:
         raise error.own from None
     except Exception as error:
-        # transformers raises ValueError for refused arguments; wrong types fail anywhere before the first window.
+        # transformers raises ValueError for refused arguments. Wrong types raise any error, before the first window.
         if isinstance(error, ValueError) or not meter.prompts:
             raise options_error(request.given, error, option_names(request.whisper.model)) from error
         raise
@@ -274,12 +279,14 @@ def _advice(whisper: LoadedWhisper, sure: float) -> str:
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
-    """Log of text tokens per second. first: id of the first timestamp token; timestamps are not counted."""
+    """Compute the logarithm of text tokens per second of sound. first: id of the first timestamp token; timestamps are
+    not counted. samples: the recording's number of samples."""
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
 def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
-    """A transcript's seconds by stage. features: seconds of computing features. rest: seconds outside all stages."""
+    """Return a transcript's seconds by stage. usage: its rounds and the stages' seconds. features: seconds of computing
+    features. rest: seconds outside all stages."""
     parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
     return {**parts, "total": sum(parts.values()) + rest}
 
@@ -289,7 +296,8 @@ def _segments(
 ) -> list[Segment]:
     """Convert transformers' segments: add their text and, if requested, words with times that fit the segments.
 
-    seconds: the recording's length. No segment ends later, although the model also reads the silence after the sound.
+    timed: transformers' segments, with times in seconds. seconds: the recording's length. No segment ends later,
+    although the model also reads the silence after the sound.
     """
     tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
@@ -317,7 +325,7 @@ def _segments(
 
 
 def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
-    """The language of each recording: the token after the start token in its prompt."""
+    """Return the language of each recording: the token after the start token in its prompt. prompts: token ids."""
     settings: Any = whisper.model.generation_config
     codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
     start: int = settings.decoder_start_token_id

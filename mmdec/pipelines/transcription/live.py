@@ -48,7 +48,7 @@ from mmdec.types import InputError
 
 HEAD = 12  # first bytes of a pipe, which tell a sound file from samples without a header
 MARGIN = 5.0  # seconds that the encoder reads after the sound of provisional text; see docs/guide/transcribe.md
-CHAIN = 31  # tokens of the last text that are drafted at once
+CHAIN = 31  # drafted tokens of a round, from the window's last text
 TEXTS = 3  # number of a window's last texts that are kept for drafts
 TIMES = 50  # timestamp tokens in a second
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
@@ -72,13 +72,13 @@ class StreamUpdate:
 
     @property
     def text(self) -> str:
-        """The window's text."""
+        """Return the window's text."""
         return self.transcript.text
 
     @property
     def segments(self) -> list[Segment]:
-        """The window's segments and words with times from the stream's beginning; empty unless timestamps were asked
-        for."""
+        """Return the window's segments and words with times from the stream's beginning; empty unless timestamps were
+        asked for."""
         return [moved(segment, self.start) for segment in self.transcript.segments]
 
 
@@ -195,15 +195,16 @@ class LiveTranscriber:
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
         self._decoded: Window | None = None  # the window that was decoded last
         self._settled: Transcript | None = None  # transcript of `_decoded`, if equal to that of `transcribe`
-        self._texts: list[list[int]] = []  # the tokens of the window's last texts, the newest first
+        self._texts: list[list[int]] = []  # token ids of the window's provisional texts, the newest first
 
     @property
     def seconds(self) -> float:
-        """Seconds of sound so far."""
+        """Return the seconds of sound that were fed so far."""
         return self._windows.heard / SAMPLE_RATE
 
     def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
-        """Yield the updates after one more chunk. Raises InputError for a chunk that cannot be read."""
+        """Add a chunk of samples or bytes to the stream, and yield the windows' new texts. Raises InputError for a
+        chunk that cannot be read."""
         for window in self._windows.add(self._resampler.add(self._samples(chunk))):
             yield self._final(window)
         provisional = self._provisional()
@@ -232,7 +233,7 @@ class LiveTranscriber:
             sound = samples_of(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
-        wrong = ~(np.abs(sound) <= LOUDEST)  # also True for NaN
+        wrong = ~(np.abs(sound) <= LOUDEST)  # so written because it is then True for NaN, too
         if wrong.any():
             raise InputError(
                 f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {len(sound)} of one are NaN or "
@@ -250,7 +251,8 @@ class LiveTranscriber:
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
-        """Decode the open window, if enough sound was added to it or a pause has begun."""
+        """Decode the window that still grows, if enough sound was added to it or a pause has begun; else return
+        None."""
         window = None if self._every is None else self._windows.open()
         if window is None or self._every is None:
             return None
@@ -264,7 +266,7 @@ class LiveTranscriber:
         return _update(sound, transcript, final=False)
 
     def _transcript(self, window: Window, request: TranscriptionRequest) -> Transcript:
-        """Decode a window, with its last text as draft."""
+        """Decode a window; its last provisional text is the draft. request: the options, exact or quick."""
         if self._texts and self._texts[0] and self._decoding.drafter is not None:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
@@ -276,11 +278,11 @@ class LiveTranscriber:
         return transcript
 
     def _ending(self, window: Window, request: TranscriptionRequest, last: int) -> list[int]:
-        """The tokens that a window's text is expected to end with. last: the last token of its last text."""
+        """Guess the tokens that end a window's text. last: the last token of the window's previous text."""
         settings: Any = request.whisper.model.generation_config
         ends: list[int] = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
         first = first_time(request.whisper.model)
-        if last < first:  # text without times
+        if last < first:  # the text has no timestamp tokens, so only the end token follows
             return ends[:1]
         short = request is self._quick  # then the text ends with the timestamp of the second in which the sound ends
         return [first + TIMES * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last, *ends[:1]]
@@ -312,6 +314,6 @@ def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate
 
 
 def _check_seconds(name: str, value: object, least: float, most: float) -> None:
-    """Check an argument in seconds."""
+    """Check an argument in seconds: a number from `least` to `most`. Raises InputError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise InputError(f"`{name}` must be {least} to {most} seconds, but is {show(value)}. Leave it out.")

@@ -46,7 +46,7 @@ from mmdec.types import CACHE, InputError
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 AudioContext = Literal["auto"] | float | None
-AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # seconds; measured in docs/guide/transcribe.md
+AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # `audio_context` in seconds: "auto", and the most; see docs/guide/transcribe.md
 FITTED = "whisper-base"  # its calibration is an upper limit for models that have no calibration
 GUARDED = 16  # after so many tokens, a text is checked again for repetition
 TASKS = ("transcribe", "translate")
@@ -83,7 +83,8 @@ RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets i
 
 
 def first_time(model: WhisperForConditionalGeneration) -> int:
-    """The id of the first timestamp token. Timestamp tokens do not count for confidence."""
+    """Return the id of the first timestamp token; the vocabulary's size if the model has none. Timestamp tokens do not
+    count for confidence."""
     settings: Any = model.generation_config
     mark: int | None = getattr(settings, "no_timestamps_token_id", None)
     return int(model.config.vocab_size) if mark is None else mark + 1
@@ -109,13 +110,13 @@ class TranscriptionRequest:
     whisper: LoadedWhisper
     speculation: Speculation
     timestamps: Timestamps
-    languages: str | Sequence[str] | None  # codes; a sequence has one for each recording
-    options: Mapping[str, Any]  # for `generate`
+    languages: str | Sequence[str] | None  # a language code for all recordings, or a code for each; None: detect
+    options: Mapping[str, Any]  # further arguments of `generate`
     has_timestamps: bool  # whether the model has timestamps; without them it can only transcribe one window
     given: tuple[str, ...] = ()  # names of the options that the caller passed
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
     margin: float | None = None  # seconds that the encoder reads after the sound; None: whole windows
-    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s, if the model has none
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s, as an upper limit
 
     @classmethod
     def of(
@@ -161,7 +162,7 @@ class TranscriptionRequest:
         )
 
     def is_long(self, samples: int) -> bool:
-        """Whether this number of samples exceeds one window."""
+        """Whether a recording with this number of samples is longer than one window (30 s)."""
         extractor = self.whisper.extractor
         return samples // extractor.hop_length > extractor.nb_max_frames
 
@@ -189,8 +190,8 @@ class TranscriptionRequest:
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Compute one batch's input_features (B, mels, T) and attention_mask (B, T). They equal those of single
-        recordings."""
+        """Compute input_features (B, mels, T) and attention_mask (B, T), T frames, for a batch of samples (T,). They
+        equal those of single recordings."""
         extractor, model = self.whisper.extractor, self.whisper.model
         whole: dict[str, Any] = {"padding": "longest", "truncation": False} if self.is_long(len(recordings[0])) else {}
         features = [
@@ -215,7 +216,8 @@ class TranscriptionRequest:
         }
 
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
-        """The arguments of `generate` without features and loop. long: recordings are longer than one window."""
+        """Return the arguments of `generate` without features and loop. indices: the recordings' positions in the call.
+        long: whether they are longer than one window."""
         arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
         if isinstance(self.languages, str):
             arguments["language"] = self.languages
@@ -316,7 +318,7 @@ def language_code(settings: Any, language: object) -> str:
 
 
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
-    """Token ids (P,) of the previous text, with the token that introduces it."""
+    """Encode the previous text as P token ids (P,); the first is the token that introduces it."""
     most = whisper.model.config.max_target_positions // 2 - 1
     try:
         ids: Tensor = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
@@ -328,7 +330,7 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
 
 
 def _home(name: str) -> Path | None:
-    """The folder of a shipped model; None if it is not installed."""
+    """Find the folder of a shipped model; None if it is not installed."""
     return next((home / name for home in model_folders() if (home / name).is_dir()), None)
 
 
@@ -377,7 +379,7 @@ class UsageMeter:
         if begins is not None:
             time_tokens(self.model, begins, lambda: self._encoding.sound)
         self.usage = [Usage() for _ in range(recordings)]
-        self.prompts: list[list[int]] = []  # (B, P) token ids of the first window's prompts
+        self.prompts: list[list[int]] = []  # token ids of the first window's prompt, for each recording
         self._model, self._speculation = model, speculation
         self._on_window, self._on_round = on_window, on_round
         self._first_time = first_time(model)
@@ -385,18 +387,18 @@ class UsageMeter:
         self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
         self._begins = True  # whether the current window has not been decoded yet
         self._earlier = [0] * recordings  # number of log-probabilities from earlier windows
-        self._rounds: dict[int, float] = {}  # recording -> sum of its shares of this call's rounds
+        self._rounds: dict[int, float] = {}  # recording -> rounds of this window, each divided by its rows
         self._encoder = 0.0  # seconds of the encoder that are not yet shared among recordings
-        self._encoded: Tensor = torch.empty(0)  # (b, mels, T) the encoder's last input
-        self._decoded: Tensor = torch.empty(0)  # features of the rows of the last `__call__`
+        self._encoded: Tensor = torch.empty(0)  # (b, mels, T) features that the encoder read last, b rows of T frames
+        self._decoded: Tensor = torch.empty(0)  # features of the last `__call__`, to recognise its rows
 
     def start(self) -> None:
         """Start the clock: time before `generate` is called does not count."""
         self._stopwatch.lap()
 
     def window(self, progress: Tensor) -> None:
-        """Start a window. progress: (B, 2), the current frame of each recording and its number of frames."""
-        if not self.prompts:  # so far the encoder ran only to detect the language
+        """Start a window. progress: (B, 2), for each of B recordings the current frame and the number of frames."""
+        if not self.prompts:  # so far, encoder and decoder ran only to detect the language
             self._share(decoder=self._stopwatch.lap() - self._encoder)
         self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
         self._begins = True
@@ -405,14 +407,15 @@ class UsageMeter:
 
     def __call__(
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Any:  # the result type of Speculation
-        """Decode one window at one temperature. input_ids: (b, P), the prompts of the rows that take part."""
+    ) -> Any:  # as `Speculation` returns it: ids or a dict
+        """Decode one window at one temperature. input_ids: (b, P), prompts of P tokens of the b rows that take part.
+        Returns what `generate` expects of its loop."""
         begins = self._begins
         self._recordings = self._taking_part()
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
-            del self.usage[index].logprobs[self._earlier[index] :]  # the last temperature counts
+            del self.usage[index].logprobs[self._earlier[index] :]  # a window decoded again counts once
         if not self.prompts:
             self.prompts = input_ids.tolist()
         self._share()
@@ -432,7 +435,8 @@ class UsageMeter:
     def _run(
         self, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any], seconds: float | None
     ) -> tuple[Any, float]:
-        """Run the rounds of one window. seconds: length of the part of the window that the encoder read; None: all.
+        """Run the rounds of one window. input_ids: (b, P), the prompts. inputs: `generate`'s further inputs. seconds:
+        length of the part of the window that the encoder read; None: all.
 
         Returns: the output, and the drafter's seconds. The output is None if only a part was read and the text does not
             end or repeats itself.
@@ -460,11 +464,11 @@ class UsageMeter:
         if self._begins:
             self._begins = False
             return self._recordings
-        recordings = iter(zip(self._recordings, last, strict=True))  # rows keep their order
+        recordings = iter(zip(self._recordings, last, strict=True))  # rows keep their order: one pass is enough
         return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
 
     def _count(self, round_: Round) -> float:
-        """Count a round for its rows. Returns the drafter's seconds."""
+        """Add a round to the usage of its rows' recordings. Returns the drafter's seconds."""
         drafts = self._speculation.drafter_for(self._model) is not None
         logprobs = (
             [[0.0] * len(tokens) for tokens in round_.tokens] if round_.logprobs is None else round_.logprobs.tolist()
@@ -479,7 +483,8 @@ class UsageMeter:
         return round_.drafter if drafts else 0.0
 
     def _share(self, decoder: float = 0.0) -> None:
-        """Divide seconds among the recordings that took part: the encoder's equally, the decoder's by rounds."""
+        """Divide seconds among the recordings that took part: the encoder's equally, the decoder's by rounds. decoder:
+        the decoder's seconds in this window."""
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)

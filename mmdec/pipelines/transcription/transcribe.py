@@ -203,7 +203,8 @@ def _request(
     spoken: Spoken,
     cut_at_pauses: bool,
 ) -> TranscriptionRequest | ListeningRequest:
-    """Check a call's options. Raises InputError for those that the model does not support."""
+    """Make the request for a Whisper or a language model from a call's options. Raises InputError for those that the
+    model does not support. recordings: their number in the call."""
     with naming_options(TranscribeOptions.__annotations__):
         if isinstance(loaded, LoadedWhisper):
             return TranscriptionRequest.of(loaded, fitting(decoding, loaded.model), options, recordings, spoken)
@@ -227,7 +228,7 @@ def load_transcriber(
 
 
 def _system(model: object) -> System[Any]:
-    """How a model of this kind is loaded."""
+    """Return how a model of this kind is loaded: a language model that hears, or a Whisper."""
     if isinstance(model, (str, os.PathLike)):
         return AUDIO_LM if family(find(model, KIND, (*FILES, *AUDIO_FILES))) else WHISPER
     return AUDIO_LM if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(FOR) in HEARD else WHISPER

@@ -21,8 +21,8 @@ SUBTITLES = ("srt", "vtt")
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 UNSPACED_FROM = "\u0e00"  # the first letter of the scripts that write no spaces
 OPENING = frozenset("\"'“‘«¿¡([{-")
-BROKEN = "\ufffd"  # what the tokenizer gives for an incomplete character
-MOST = 4  # the most bytes of a character, and so the most tokens
+BROKEN = "\ufffd"  # what the tokenizer writes for a token that is only a part of a character
+MOST = 4  # the most tokens of a character: it has at most 4 bytes, and a token has at least one
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Segment:
     start: float
     end: float
     text: str
-    tokens: list[int] = field(repr=False)  # including both timestamp tokens
-    words: list[Word] | None = field(default=None, repr=False)  # only for word timestamps
+    tokens: list[int] = field(repr=False)  # the segment's token ids, both timestamp tokens included
+    words: list[Word] | None = field(default=None, repr=False)  # None unless word timestamps were requested
 
 
 def moved(segment: Segment, by: float) -> Segment:
@@ -66,11 +66,11 @@ class Transcript:
     """
 
     text: str
-    language: str | None  # a code, detected if not given; None if the model has only one language
+    language: str | None  # language code, given or detected; None if the model has only one language
     segments: list[Segment] = field(repr=False)  # empty unless timestamps were requested
-    tokens: list[int] = field(repr=False)  # as `generate` returns them, without padding
-    rounds: int  # passes that this recording took part in, prompts' passes included
-    tokens_per_round: float  # correction or bonus and end of text included; without prompts' passes
+    tokens: list[int] = field(repr=False)  # the token ids that `generate` returns, without padding
+    rounds: int  # decoder passes for this recording, the passes over prompts included
+    tokens_per_round: float  # mean over the rounds after prompts' passes; correction, bonus and end tokens count
     timings: Mapping[str, float] = field(repr=False)
     seconds: float = 0.0  # the recording's length
     lossless: bool = True  # False for typical acceptance
@@ -81,19 +81,19 @@ class Transcript:
     note: str = ""  # why there is no text (a silent recording), or which model knows such voices
 
     def __str__(self) -> str:
-        """Three lines: the text, or why there is none; the number of rounds; the seconds."""
+        """Write three lines: the text, or why there is none; the number of rounds; the seconds."""
         return three_lines(
             self.text or self.note, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields except `evidence`, as plain lists, numbers and text."""
+        """Return all fields except `evidence`, as plain lists, numbers and text."""
         content = asdict(self) | {"timings": dict(self.timings)}
         del content["evidence"]
         return content
 
     def format(self, kind: str = "text") -> str:
-        """The transcript as the content of a file.
+        """Write the transcript as the content of a file.
 
         kind: "text" (default), "json", "srt" or "vtt". Subtitles need timestamps; word timestamps give cues of readable
             length.
@@ -122,7 +122,7 @@ class Cue:
     text: str
 
 
-CUE_LETTERS, CUE_SECONDS = 84, 6.0  # two lines of 42 letters, as in broadcasting
+CUE_LETTERS, CUE_SECONDS = 84, 6.0  # the most letters and seconds of a cue: two lines of 42 letters, as in broadcasting
 CUE_LEAST = 21  # shortest cue, in letters, that may end with a sentence or clause
 SENTENCE, CLAUSE = tuple(".?!…。？！"), tuple(",;:–—、，；：")
 CLOSING = "\"'”’»)]"  # characters that may follow a sentence or clause mark
@@ -157,7 +157,7 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
 
 
 def _clause(group: Sequence[Word]) -> int:
-    """The number of words after which a too long cue is cut: after its last clause, else all."""
+    """Return the number of words after which a too long cue is cut: after its last clause, else all words."""
     able = (
         count
         for count in range(len(group), 0, -1)
@@ -175,7 +175,7 @@ def _ends(word: Word, marks: tuple[str, ...]) -> bool:
 
 
 def srt(segments: Iterable[Segment], first: int = 1) -> str:
-    """Write subtitles as SubRip. first: number of the first cue."""
+    """Write subtitles in SubRip's format. first: number of the first cue."""
     blocks = [
         f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text}\n"
         for number, cue in enumerate(cues(segments), first)
@@ -184,7 +184,7 @@ def srt(segments: Iterable[Segment], first: int = 1) -> str:
 
 
 def vtt(segments: Iterable[Segment]) -> str:
-    """Write subtitles as WebVTT. &, < and > in a text would be markup, so they are escaped."""
+    """Write subtitles in WebVTT's format. &, < and > in a text would be markup, so they are escaped."""
     blocks = ["WEBVTT\n"]
     for cue in cues(segments):
         text = cue.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -193,7 +193,8 @@ def vtt(segments: Iterable[Segment]) -> str:
 
 
 def clock(seconds: float, mark: str = ".") -> str:
-    """Format seconds as hours, minutes, seconds and milliseconds: 00:01:02.340."""
+    """Format seconds as hours, minutes, seconds and milliseconds: 00:01:02.340. mark: the character before the
+    milliseconds."""
     whole, thousandths = divmod(round(max(seconds, 0.0) * 1000), 1000)
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{mark}{thousandths:03d}"
 
@@ -203,7 +204,7 @@ def _cue(words: list[Word]) -> Cue:
 
 
 def spoken(words: Iterable[Word]) -> str:
-    """The text of consecutive words."""
+    """Join consecutive words to a text."""
     return "".join(word.text for word in words).strip()
 
 
@@ -225,8 +226,8 @@ def words(
 ) -> list[Word]:
     """Build words with their times. No word ends before it begins.
 
-    tokens: the text's tokens only. starts, ends: seconds of each token. decode: tokens -> text. spaced: whether the
-        script uses spaces.
+    tokens: ids of the text, without timestamps. starts, ends: when each token is spoken, in seconds. decode: tokens ->
+    text. spaced: whether the script uses spaces.
     """
     joined: list[_Piece] = []
     opening = False
@@ -238,7 +239,7 @@ def words(
         if new and not opening:
             joined.append(piece)
         else:
-            start = piece.start if opening else joined[-1].start  # an opening mark is not spoken
+            start = piece.start if opening else joined[-1].start  # an opening mark is not spoken, so it has no start
             joined[-1] = _Piece(joined[-1].text + piece.text, start, piece.end)
         opening = opens
     return [Word(piece.text, piece.start, max(piece.start, piece.end)) for piece in joined if piece.text.strip()]

@@ -21,27 +21,29 @@ from mmdec.targets.units import EOS
 
 
 class Layout(Protocol):
-    """The parts of a translator that depend on its layout. In all methods, rows of units have no special units."""
+    """The parts of a translator that depend on its layout. In all methods, rows are lists of unit ids without special
+    units."""
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Convert 16 kHz sounds [(T,), ...] into the inputs of `source`, on the model's device."""
         ...
 
     def source(self, features: tuple[Tensor, ...]) -> Source:
-        """Encode features into the decoders' input."""
+        """Encode the features of `features` into the decoders' input: source states and their lengths."""
         ...
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The English text of each row of units."""
+        """Return the English text of each row of units."""
         ...
 
     def mels(
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """Compute log mels [(F, 80), ...]; empty for a row without units.
+        """Compute a log mel (F, 80) of F frames for each row of units; empty for a row without units.
 
-        hidden: the graph's states (K + 1, D) for each row's units and </s>; None: the autoregressive decoder chose the
-            units.
+        texts: the rows' English texts. hidden: (K + 1, D) for each row, the graph's states of width D for its K units
+        and </s>;
+            None: the autoregressive decoder chose the units.
         """
         ...
 
@@ -54,7 +56,7 @@ class PhoneLayout:
         self.model, self.words, self.units = parts.model, parts.words, parts.units
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return pad([audio.fbank(sound) for sound in sounds], _device(self.model))  # (B, N, 80), (B,)
+        return pad([audio.fbank(sound) for sound in sounds], _device(self.model))  # (B, N, 80) of N frames, (B,)
 
     def source(self, features: tuple[Tensor, ...]) -> Source:
         return self.model.source(*features)
@@ -115,12 +117,12 @@ class PieceLayout:
 
 
 def layout_of(parts: DASpeechParts | HeardParts) -> Layout:
-    """The layout of a translator with these parts."""
+    """Choose the layout of a translator with these parts: phones or pieces."""
     return PieceLayout(parts) if isinstance(parts, HeardParts) else PhoneLayout(parts)
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad tensors [(N, ...), ...] with zeros. Returns (B, max N, ...), and lengths (B,)."""
+    """Pad B tensors [(N, ...), ...] of different lengths N with zeros. Returns (B, max N, ...), and lengths (B,)."""
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.nn.utils.rnn.pad_sequence([row.to(device) for row in rows], batch_first=True), lengths
 

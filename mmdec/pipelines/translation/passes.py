@@ -19,9 +19,9 @@ SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabular
 class Graph:
     """The graph of one utterance, on the CPU."""
 
-    emissions: Tensor = field(repr=False)  # (L, V) log-probabilities of units
-    links: Tensor = field(repr=False)  # (L, L) log-probabilities, -inf where there is no link
-    units: list[str] = field(repr=False)  # V names
+    emissions: Tensor = field(repr=False)  # (L, V) log-probabilities of V units at L vertices
+    links: Tensor = field(repr=False)  # (L, L) log-probabilities of links from row to column, -inf where there is none
+    units: list[str] = field(repr=False)  # the V units' names, by id
     path: list[int]  # vertices of the chosen path in order; empty if the graph only drafts
     chosen: list[str]  # the unit of each vertex on the path, <s> and </s> included
 
@@ -32,9 +32,9 @@ class Pass:
 
     piece: int  # index of the piece: a long recording is cut at its pauses
     units: list[str]  # units that this pass made final, in order
-    tokens: int  # number of these units, special units (which are no phones) included
+    tokens: int  # number of units that it made final, special units such as </s> included
     seconds: float  # since the piece's linguistic decoding began, without the time in `on_pass`
-    graph: Graph | None = None  # only for the graph's pass
+    graph: Graph | None = None  # the graph that this pass made; None for a pass of the autoregressive decoder
 
 
 OnPass = Callable[[Pass], None]
@@ -42,17 +42,18 @@ OnPass = Callable[[Pass], None]
 
 @final
 class PassListener:
-    """Turns one utterance's tokens into timed passes. Does nothing without `on_pass`."""
+    """Reports one utterance's tokens to `on_pass` as timed passes. Does nothing without `on_pass`."""
 
     def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
-        self.limit: int | None = None  # the most tokens to report; a decoder may run one step more
+        self.limit: int | None = None  # the most tokens to report, because a decoder may run one step more
         # whether the row has ended: on a GPU the decoder checks this rarely, so it runs a few steps more
         self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
-        """Report a pass that made these tokens final, special ones included."""
+        """Report a pass that made these token ids final, special ones included. graph: the graph of this pass, if it
+        made one."""
         if self._on_pass is None:
             return
         self._seconds += self._stopwatch.lap()
@@ -75,7 +76,8 @@ class PassListener:
     ) -> None:
         """Report one row's graph. If a path is given, its units are final.
 
-        emissions: (L, V). links: (L, L). tokens, vertices: (K,) of the path, padded with -1.
+        emissions: (L, V) log-probabilities of V units at L vertices. links: (L, L) log-probabilities. tokens, vertices:
+        (K,) of the path's K steps, padded with -1.
         """
         if self._on_pass is None:
             return

@@ -27,7 +27,7 @@ from mmdec.types import InputError
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]
 
-PAUSE = 0.3  # seconds between two translated pieces
+PAUSE = 0.3  # seconds of silence between two translated pieces of a recording
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Translation:
     confidence: float = 0.0  # in [0, 1]: the share of words that are likely right, see `mmdec.pipelines.confidence`
 
     def __str__(self) -> str:
-        """Three lines: the text, the number of passes, the seconds."""
+        """Write three lines: the text, the number of passes, the seconds."""
         each = len(self.units) / max(self.passes, 1)
         passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
         return three_lines(self.text, passes, self.timings)
@@ -59,7 +59,7 @@ class Translation:
         return sound.save_audio(path, self.audio, self.sample_rate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field except the audio, as plain lists, numbers and text."""
+        """Return every field except the audio, as plain lists, numbers and text."""
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "audio"}
         return content | {"units": list(self.units), "timings": dict(self.timings)}
 
@@ -171,7 +171,7 @@ def _translate(
         parts = [
             sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples, detector=pauses)
         ]
-        spoken = [part for part in parts if peak(part) >= SILENCE]  # skip silent pieces
+        spoken = [part for part in parts if peak(part) >= SILENCE]  # the model would invent words for a silent piece
         pieces += spoken
         owners += [owner] * len(spoken)
     results = translator.translate(pieces, strategy, on_pass)

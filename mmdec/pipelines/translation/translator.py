@@ -50,16 +50,17 @@ GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confid
 
 Rows = list[dict[str, float]]
 Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
-# for each unit of a text, its end included: the log-probability, and whether the decoder prefers this unit
+# for each unit of a text and its end: the decoder's log-probability, and whether this unit is its first choice
 Reading = tuple[list[float], list[bool]]
-# for each row: units; the graph's states (K + 1, D) on its path, </s> included; number of passes; evidence
+# for each row: its K units; the graph's states (K + 1, D) of these and </s>; number of passes; evidence
 _Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], Rows]
 
 
 def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> list[Reading]:
     """Score each row's units in one pass of the autoregressive decoder.
 
-    decoder: takes units (B, M), states and their lengths, and gives logits (B, M, V). tokens: each row's units.
+    decoder: takes units (B, M), source states and their lengths, and gives logits (B, M, V) over V units. tokens: each
+    row's unit ids. source: the encoded recordings.
     """
     rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
     said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -71,28 +72,30 @@ def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) 
 
 
 def second_opinion(reading: Reading) -> dict[str, float]:
-    """Evidence from the autoregressive decoder: its probabilities of a text's units, and the share of units instead of
-    which it prefers another unit."""
+    """Compute evidence from the autoregressive decoder's reading of a text: its probabilities of the units, and the
+    share of units instead of which it prefers another one."""
     logprobs, agrees = reading
     return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
-    """Evidence from the graph. scores: (B,) log-probability of each row's path. lengths: (B,) vertices on the path."""
+    """Compute evidence from the graph's path. scores: (B,) log-probability of each row's path. lengths: (B,) number of
+    vertices on it."""
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
 
 def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
-    """Evidence from the graph's probabilities of the units on each row's path. emissions: (B, L, V). vertices, tokens:
-    (B, K) of the path, padded with -1."""
+    """Compute evidence from the graph's probabilities of the units on each row's path. emissions: (B, L, V)
+    log-probabilities of V units at L vertices. vertices, tokens: (B, K) of the path's K steps, padded with -1."""
     rows = zip(emissions, vertices, tokens, strict=True)
     return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
 
 
 def head_evidence(source: Source) -> Rows:
-    """Evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks included; and
-    the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC head."""
+    """Compute evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks
+    included; and the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC
+    head."""
     heard = source.heard
     if heard is None:
         return [{} for _ in source.limits]
@@ -124,7 +127,7 @@ class SpokenTranslation:
 class SpeechTranslator:
     """A translator. It holds weights only, so several callers may share it.
 
-    `vocoder` has the interface of `Vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    `vocoder` has the interface of `Vocoder`: mel (B, F, 80) of F frames, lengths (B,) -> samples (B, F * 256).
     """
 
     def __init__(
@@ -145,12 +148,12 @@ class SpeechTranslator:
 
     @property
     def device(self) -> torch.device:
-        """The device of the networks."""
+        """Return the device of the networks."""
         return next(self.model.parameters()).device
 
     @property
     def baseline(self) -> ArDecoder:
-        """The autoregressive decoder. Raises InputError for a model that has none."""
+        """Return the autoregressive decoder. Raises InputError for a model that has none."""
         return self.model.baseline if isinstance(self.model, DASpeech) else self.model.ar
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
@@ -241,7 +244,8 @@ class SpeechTranslator:
     def _translated(
         self, source: Source, strategy: str, listener: PassListener, clock: Stopwatch
     ) -> list[SpokenTranslation]:
-        """Translate each row: text, units and sound, without timings. No row of `source` may be empty."""
+        """Translate each row: text, units and sound, without timings. source: the encoded recordings; no row may be
+        empty. listener: gets the passes. clock: measures the stages."""
         with clock.stage("linguistic"):
             kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
             run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
@@ -280,7 +284,7 @@ class SpeechTranslator:
         target = UnitTarget(self.baseline)
         proposing.check(target)
         prompt = torch.full((len(source.states), 1), BOS, device=self.device)
-        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))  # the same limits as `ArDecoder.generate`
+        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))  # as in `ArDecoder.generate`: equal units
         text = Sequences(prompt, stop)
         inputs = {"states": source.states, "state_lengths": source.lengths}
         passes = [0] * len(source.states)
@@ -312,7 +316,7 @@ class SpeechTranslator:
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
 
     def _graphs_own(self, lattice: Lattice) -> Rows:
-        """Evidence for a text of the autoregressive decoder: how sure the graph is of its own path."""
+        """Compute evidence for a text of the autoregressive decoder: how sure the graph is of its own path."""
         guided = getattr(self.model, "written", None) is not None
         path = self._path(lattice, "beam" if guided else "lookahead")
         return path_evidence(path.scores, path.lengths)
@@ -339,7 +343,7 @@ class SpeechTranslator:
         count = len(paths.scores) // rows
         _, texts = _spoken(paths)
         repeated = source.select([row for row in range(rows) for _ in range(count)])
-        assert paths.beams is not None  # they come from a beam search
+        assert paths.beams is not None  # for type checkers: paths of a beam search have `beams`
         read = readings(self.baseline, texts, repeated)
         worth = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in read])
         best = torch.arange(rows, device=worth.device) * count + worth.view(rows, count).argmax(-1)
@@ -365,7 +369,7 @@ def _spoken(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
 
 
 def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
-    """Cut rows to their limits, and remove special units."""
+    """Cut rows of unit ids to their limits (the most units of each), and remove special units."""
     return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
 
 
