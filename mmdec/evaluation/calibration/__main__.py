@@ -67,7 +67,7 @@ from mmdec.types import InputError
 
 
 def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """The transcripts of a split as examples: recordings, clean and with noise, and nonsense.
+    """Transcribe a split and return the transcripts as examples: recordings, clean and with noise, and nonsense.
 
     Without `--other` the model is assumed to know all languages, so speech of another language is no nonsense.
     """
@@ -90,7 +90,7 @@ FAMILIAR = 4000  # number of training pictures for the statistics
 
 @cache
 def seeing_model(name: str | None, corpus: Path) -> LoadedVlm:
-    """The model, with statistics of the pictures in this corpus's training split."""
+    """Load the model, with statistics of the pictures in this corpus's training split. `name` None: the shipped one."""
     vlm = load_vlm(name or "vlm-scenes")
     rows = [row for row in evenly_spaced(read_conversations(corpus / "train.json"), FAMILIAR) if row.images]
     seen = summaries(vlm, [row.images[0] for row in rows])
@@ -99,8 +99,9 @@ def seeing_model(name: str | None, corpus: Path) -> LoadedVlm:
 
 
 def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """The answers of a split as examples: one random question of each conversation. Every third question is about an
-    empty picture or a picture in another style, from `--other`. The test's styles are new to the fit."""
+    """Answer questions of a split and return the answers as examples: one random question of each conversation. Every
+    third question is about an empty picture or a picture in another style, from `--other`. The test's styles are new to
+    the fit."""
     vlm = seeing_model(options.model, options.corpus)
     draw = np.random.default_rng(SEEDS[split])
     others = _others(options.other / split, draw)
@@ -138,7 +139,7 @@ def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]
 
 MANIFESTS = (".tsv", ".jsonl")
 BINS = 10
-SURE = 0.7  # a confidence on which users rely
+SURE = 0.7  # outputs above this confidence count as confident: users rely on them
 RIDGE = 1e-3  # keeps weights finite if sentences and nonsense can be separated perfectly
 
 
@@ -172,20 +173,20 @@ def fit(examples: Sequence[Example]) -> Calibration:
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[float]) -> float:
-    """Expected calibration error: over ten bins of equal width, the mean distance between confidence and the share that
-    is right."""
+    """Compute the expected calibration error: over ten bins of equal width, the mean distance between confidence and
+    the share that is right."""
     gaps = [row["count"] * abs(row["said"] - row["right"]) for row in reliability(confidences, right)]
     return float(sum(gaps) / len(confidences))
 
 
 def roc_area(above: Sequence[float], below: Sequence[float]) -> float:
-    """The probability that a value of `above` exceeds a value of `below`; equal values count half."""
+    """Return the probability that a value of `above` exceeds a value of `below`; equal values count half."""
     a, b = np.asarray(above)[:, None], np.asarray(below)[None]
     return float((a > b).mean() + 0.5 * (a == b).mean())
 
 
 def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[dict[str, float]]:
-    """For each non-empty bin: the number of outputs, their mean confidence, and the share that is right."""
+    """Return for each non-empty bin: the number of outputs, their mean confidence, and the share that is right."""
     said, true = np.asarray(confidences), np.asarray(right)
     bins = np.minimum((said * BINS).astype(int), BINS - 1)
     sums = zip(*(np.bincount(bins, each).tolist() for each in (None, said, true)), strict=True)
@@ -193,7 +194,7 @@ def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[di
 
 
 def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, Any]:
-    """Scores of a calibration on examples that it was not fitted to."""
+    """Score a calibration on examples that it was not fitted to."""
     said = [calibration(example.evidence) if example.evidence else 0.0 for example in examples]
     right = [example.right for example in examples]
     pairs = list(zip(said, examples, strict=True))
@@ -217,8 +218,8 @@ def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, 
 
 
 def above(said: Sequence[float], examples: Sequence[Example]) -> dict[str, Any]:
-    """Two shares. An output is confident if its confidence is above `SURE`. Confident wrong outputs among all outputs;
-    confident outputs among the right outputs."""
+    """Return two shares: confident wrong outputs among all outputs, and confident outputs among the right outputs. An
+    output is confident if its confidence, in `said`, is above `SURE`."""
     pairs = list(zip(said, examples, strict=True))
     wrong = [example.kind for value, example in pairs if value > SURE and example.right == 0]
     right = [value > SURE for value, example in pairs if example.right == 1]
@@ -252,7 +253,7 @@ def _corpus(path: Path, options: argparse.Namespace, split: str) -> SpeechCorpus
 
 
 def translated(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """The translations of a split as examples, by kind of decoding."""
+    """Translate a split and return the translations as examples, by kind of decoding."""
     translator = load(options.model or DEFAULT_MODEL)
     recordings = _speech(options, split)
     kinds = {AUTOREGRESSIVE: "autoregressive"}
@@ -290,7 +291,7 @@ TASKS: dict[
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command: fit, measure, and write the files that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--model", help="a shipped name or a folder; default: the shipped one")

@@ -69,14 +69,14 @@ class Folder:
 
     @property
     def layout(self) -> str:
-        """Whose layout the folder is in: mmdec's, speculators', or the flat one of other trainers."""
+        """Return whose layout the folder is in: mmdec's, speculators', or the flat one of other trainers."""
         if "system" in self.described:
             return OWN
         return SPECULATORS if "speculators_model_type" in self.described else FLAT
 
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
-        """A remedy that sets fields of config.json. own: the fields in mmdec's layout. published: the same in other
-        layouts; None if they have no key for them."""
+        """Make a remedy that sets fields of config.json. own: the fields in mmdec's layout. published: the same in
+        other layouts; None if they have no key for them."""
         if self.layout == OWN:
             return Remedy(own)
         if published is not None:
@@ -85,38 +85,38 @@ class Folder:
         return Remedy(text=f"{CONVERT}In the new folder's config.json set {fields}.")
 
     def key(self, name: str) -> str:
-        """The dotted key of a setting of the decoder layer in a published config."""
+        """Return the dotted key of the decoder layer's setting `name` in a published config."""
         for inner in ("transformer_layer_config", "text_config"):
             if isinstance(self.described.get(inner), dict):
                 return f"{inner}.{name}"
         return name
 
     def value(self, key: str) -> Any:
-        """The value at a dotted key; None if there is none."""
+        """Return the value at a dotted key of config.json; None if there is none."""
         found: Any = self.described
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
         return found
 
     def rope(self) -> str:
-        """The dotted key of the settings of rotary positions."""
+        """Return the dotted key of the settings of rotary positions in config.json."""
         key = self.key("rope_parameters")
         return key if self.value(key) else self.key("rope_scaling")
 
     def base(self) -> str:
-        """The dotted key of the base of rotary positions."""
+        """Return the dotted key of the base of rotary positions in config.json."""
         inner = f"{self.rope()}.rope_theta"
         return inner if self.value(inner) else self.key("rope_theta")
 
     def tensor(self, names: tuple[str, ...]) -> Tensor | None:
-        """The first of these tensors that the folder holds, in float32; None if it holds none."""
+        """Read the first of these tensors that the folder holds, in float32; None if it holds none."""
         held = next((name for name in names if name in self.names), None)
         return None if held is None else read_tensors(self.path, "drafter")[held].float()
 
 
 def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
-    """A network with another configuration that shares the weights. tensors: weights that replace the network's, or
-    that only the new configuration has."""
+    """Build a network with another configuration that shares the weights. tensors: weights that replace the network's,
+    or that only the new configuration has. changes: fields of the configuration."""
     with torch.device("meta"):
         changed = type(network)(replace(network.config, **changes))
     state = {**network.state_dict(), **(tensors or {})}
@@ -148,7 +148,8 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
 def other_layers(
     reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
 ) -> Variant:
-    """The variant that reads these layers. name: the rule that gives them. tries: see `Variant`."""
+    """Make the variant that reads the layers `ids`. name: the rule that gives them. tries: number of readings that a
+    search tried to find them."""
     three = isinstance(reader.network.config, Eagle3Config)
     published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
@@ -157,7 +158,7 @@ def other_layers(
 
 
 def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
-    """Variants of the layers that are read, and of whether the last layer's features have passed the final norm."""
+    """Yield variants of the layers that are read, and of whether the last layer's features passed the final norm."""
     layers, last = reader.layers, depth - 1
     if min(layers) >= 0:
         for ids, name in layer_rules(reader, depth).items():
@@ -173,7 +174,7 @@ def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
 
 
 def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Variants by options of EAGLE-3 that need no weights."""
+    """Yield variants by options of EAGLE-3 that need no weights."""
     config = reader.network.config
     if not isinstance(config, Eagle3Config):
         return
@@ -194,12 +195,12 @@ def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
         names[value],
         _with(reader, norm_output=value),
         folder.set({"norm_output": value}, {"norm_output": value}),
-        depth=2,  # the first token's feature is the target's
+        depth=2,  # no effect on the first drafted token, whose feature is the target's
     )
 
 
 def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights 1."""
+    """Yield variants of norms: leave a norm of the folder out, or add a norm that it lacks, with all weights 1."""
     network, config = reader.network, reader.network.config
     size = config.hidden_size
     three = isinstance(config, Eagle3Config)
@@ -231,7 +232,7 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
-    """Variants of the base and the scaling of rotary positions."""
+    """Yield variants of the base and the scaling of rotary positions."""
     config = reader.network.config
     rope = getattr(target, "rope_parameters", None) or {}
     base = rope.get("rope_theta")
@@ -259,7 +260,8 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
 
 
 def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
-    """The variant with another base of rotary positions. name: where the base is from. tries: see `Variant`."""
+    """Make the variant whose base of rotary positions is `theta`. name: where the base is from. tries: number of
+    readings that a search tried to find it."""
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
     now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)
     return Variant("rope base", now, f"{name}, {theta:g}", mended, remedy, tries=tries)
@@ -269,7 +271,8 @@ MROPE = ("mrope_section", "mrope_interleaved")
 
 
 def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Variants of a network's two ends: the embedding with its scale, the LM head, the tables between vocabularies."""
+    """Yield variants of a network's two ends: the embedding with its scale, the LM head, the tables between
+    vocabularies."""
     network, config = reader.network, reader.network.config
     scale = math.sqrt(config.hidden_size)
     for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
@@ -325,7 +328,7 @@ def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
 
 
 def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Iterator[Variant]:
-    """Variants of which token and which features a column reads, and of how the columns of pictures are read."""
+    """Yield variants of which token and which features a column reads, and of how the columns of pictures are read."""
     text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
     for late, name in (
         ("tokens", "token t and the features of token t"),
@@ -376,7 +379,7 @@ def _with(reader: Reader, **changes: Any) -> Reader:
 
 
 def _linear(weight: Tensor) -> nn.Linear:
-    """An LM head with these weights."""
+    """Make an LM head with these weights (vocabulary, H)."""
     head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     head.weight = nn.Parameter(weight, requires_grad=False)
     return head

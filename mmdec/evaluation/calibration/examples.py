@@ -18,7 +18,7 @@ NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
 # Kinds of nonsense for fitting a translator's confidence, and other kinds for testing it.
 NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
 TELEPHONE = (300.0, 3400.0)  # Hz
-# Distortions of recordings for a transcriber of all languages, in turn: dB of speech above noise; a telephone's band?
+# Distortions of recordings for a transcriber of all languages, in turn: (dB of speech above noise, telephone or not).
 HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
 MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # further nonsense for a transcriber
 TURNED = 3  # every third recording of a transcriber is also played backwards
@@ -46,7 +46,7 @@ class Example:
 
 
 def words_right(text: str, references: Sequence[str]) -> float:
-    """The share of right words: one minus the word errors per word against the nearest reference, at least 0."""
+    """Compute the share of right words: one minus the errors per word against the nearest reference, at least 0."""
     said = " ".join(normalise_words(text))
     best = 0.0
     for reference in references:
@@ -118,7 +118,7 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
         ramp = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
         share = (ramp - ramp.min()) / (ramp.max() - ramp.min())
         return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
-    radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)  # pixels, grey levels; both as standard deviations
+    radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)  # standard deviations, in pixels and in grey levels
     waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # the Gaussian's own transform
     noise = np.fft.fft2(draw.normal(size=shape), axes=(0, 1)) * (waves[:, None] * waves)[..., None]
     blurred = np.fft.ifft2(noise, axes=(0, 1)).real
@@ -127,7 +127,7 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sound:
-    """A sound to decode. references: right texts, for speech."""
+    """A sound to decode. samples: (T,) at 16 kHz. references: right texts, for speech. kind: as in `Example`."""
 
     samples: np.ndarray
     references: tuple[str, ...]
@@ -135,8 +135,8 @@ class Sound:
 
 
 def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], seed: int) -> list[Sound]:
-    """Inputs for a transcriber of one language: each recording once, the levels of noise in turn; and half as many
-    nonsense sounds, the kinds in turn. own: recordings with their text. other: speech in another language."""
+    """Make the inputs for a transcriber of one language: each recording once, the levels of noise in turn; and half
+    as many nonsense sounds, the kinds in turn. own: recordings with their text. other: speech in another language."""
     draw = np.random.default_rng(seed)
     recordings = []
     for index, (path, references) in enumerate(own):
@@ -152,7 +152,7 @@ def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], s
 
 
 def telephone(samples: np.ndarray) -> np.ndarray:
-    """Keep only the frequencies that a telephone line carries."""
+    """Keep only the frequencies of samples (T,) at 16 kHz that a telephone line carries."""
     spectrum = np.fft.rfft(samples)
     frequencies = np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
     spectrum[(frequencies < TELEPHONE[0]) | (frequencies > TELEPHONE[1])] = 0
@@ -160,8 +160,8 @@ def telephone(samples: np.ndarray) -> np.ndarray:
 
 
 def spoken_sounds(own: Sequence[tuple[Path, tuple[str, ...]]], split: str) -> list[Sound]:
-    """Inputs for a transcriber of all languages: each recording once, most with noise or as by telephone; some of them
-    also backwards; and nonsense sounds.
+    """Make the inputs for a transcriber of all languages: each recording once, most with noise or as by telephone; some
+    of them also backwards; and nonsense sounds.
 
     own: recordings with their text. split: "dev", for the fit, or "test", with other kinds of nonsense.
     """
@@ -188,8 +188,8 @@ def translator_sounds(
     other: Sequence[tuple[Path, str]],
     split: str,
 ) -> list[Sound]:
-    """Inputs for a translator of French: French speech, each recording with one level of noise, and sounds that are not
-    French speech.
+    """Make the inputs for a translator of French: French speech, each recording with one level of noise, and sounds
+    that are not French speech.
 
     own: recordings with their translations. unseen: recordings with translations and a name of their kind; they get no
         noise.

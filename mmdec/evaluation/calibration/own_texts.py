@@ -51,17 +51,17 @@ class OwnText:
 
     @property
     def prompt(self) -> int:
-        """P, the number of columns of the prompt."""
+        """Return P, the number of columns of the prompt."""
         return self.context.tokens.shape[1] - self.places
 
     @property
     def places(self) -> int:
-        """N, the number of places where a draft can begin."""
+        """Return N, the number of places where a draft can begin."""
         return len(self.answer) - 1
 
     @property
     def begun(self) -> Context:
-        """The context of the prompt alone."""
+        """Return the context cut to the prompt, as a drafter gets it when decoding begins."""
         end, whole = self.prompt, self.context
         return replace(
             whole,
@@ -127,17 +127,17 @@ class Reader:
 
     @property
     def table(self) -> nn.Module:
-        """The token embedding: the network's own, or the target's."""
+        """Return the token embedding: the network's own, or the target's."""
         own = getattr(self.network.config, "own_embedding", False)
         return self.network.get_submodule("embed_tokens") if own else self.embedding
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers that are read."""
+        """Return the target's layers whose features the network reads."""
         return self.network.config.layers
 
     def drafter(self) -> TreeGrowing | None:
-        """A drafter that reads the network in this way; None for `late`, which no drafter can do."""
+        """Build a drafter that runs the network in this way; None for `late`, which no drafter can do."""
         if self.late:
             return None
         drafter = TreeGrowing(self.network, self.embedding, self.output)
@@ -146,7 +146,8 @@ class Reader:
         return drafter
 
     def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
-        """The embeddings (L, H) and features (L, k * Ht) of all columns, and which columns are visual (L,)."""
+        """Return the embeddings (L, H) of all L columns, the target's features there (L, layers * channels of each),
+        and which columns are of pictures, (L,) bool."""
         whole = text.context
         visual = whole.visual[0] if whole.visual is not None else whole.mask[0].logical_not()
         embeds = self.table(whole.tokens[0]) * self.scale
@@ -160,7 +161,8 @@ class Reader:
         return embeds, features, visual
 
     def positions(self, text: OwnText, prompted: Prompted) -> tuple[Tensor, int]:
-        """Positions (1 or 3, 1, M) or (1, M) of the prompt's columns, and the position of the first root's column."""
+        """Return the positions of the prompt's M columns, (1, M) or for each axis (1 or 3, 1, M), and the position of
+        the first root's column."""
         config, whole = self.network.config, text.begun
         if isinstance(config, Eagle3Config) and config.follows and len(whole.positions) > 1:
             taken = whole.positions[:, :, :-1]
@@ -221,14 +223,14 @@ def _at_roots(reader: Reader, text: OwnText) -> tuple[Prompted, Tensor, Tensor, 
 
 @torch.inference_mode()
 def root_states(reader: Reader, text: OwnText) -> Tensor:
-    """The network's states (N, H) from which the first tokens are drafted."""
+    """Compute the network's states (N, H) from which the first token of each draft is predicted."""
     return _at_roots(reader, text)[2][0]
 
 
 @torch.inference_mode()
 def surprise(reader: Reader, text: OwnText) -> Tensor:
-    """-log of the probability (n,) that the drafter gives the text's next token, at the n <= N places whose next token
-    is in the draft vocabulary."""
+    """Compute -log of the probability (n,) that the drafter gives the text's next token, at the n <= N places whose
+    next token is in the draft vocabulary."""
     logits = reader.network.logits(root_states(reader, text), reader.output).float()
     tokens = reader.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
     answer = torch.tensor(text.answer[1:], device=logits.device)
@@ -237,8 +239,8 @@ def surprise(reader: Reader, text: OwnText) -> Tensor:
 
 
 def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
-    """The layer's input at the second and later columns of n chains. embeds: of the columns' tokens (n, H). hidden: the
-    network's output at the columns before (n, H)."""
+    """Compute the layer's input at the next column of n chains. embeds: (n, H) of the columns' tokens. hidden: (n, H),
+    the network's output at the columns before. carry: what the network's prompt handed on (`Prompted`)."""
     network = reader.network
     if isinstance(network, Eagle3) and network.config.mask_token is not None:
         token = torch.tensor(network.config.mask_token, device=embeds.device)
@@ -247,8 +249,8 @@ def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Ten
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
-    """The additive mask (1, 1, n, S) for column `step` of n chains. A chain sees the prompt, the answer's columns up to
-    its root, and its own columns."""
+    """Build the additive mask (1, 1, n, S) for column `step` of n chains. A chain sees the prompt, the answer's columns
+    up to its root, and its own columns. prompt, count: numbers of columns of the prompt and of the answer."""
     device, size = states.device, count - step
     roots = torch.arange(size, device=device)[:, None]
     parts = [torch.ones(size, prompt, dtype=torch.bool, device=device)]
@@ -259,7 +261,7 @@ def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
 
 
 def chain_rounds(right: Sequence[Tensor], length: int) -> int:
-    """The number of rounds that decoding an answer takes with chains of `length` tokens. right: from `right_tokens`."""
+    """Count the rounds that decoding an answer takes with chains of `length` tokens. right: from `right_tokens`."""
     lists = [depth.tolist() for depth in right]
     count = len(lists[0])
     root = rounds = 0
@@ -273,7 +275,7 @@ def chain_rounds(right: Sequence[Tensor], length: int) -> int:
 
 @torch.inference_mode()
 def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
-    """The number of rounds that decoding an answer takes with a drafter and drafts of this plan."""
+    """Count the rounds that decoding an answer takes with a drafter and drafts of this plan."""
     begin, device, answer = text.prompt, text.context.tokens.device, text.answer
     states = {layer: text.context.features[layer] for layer in drafter.needs.layers}
     begun = text.begun  # as in decoding, drafters that read no embeddings get none
@@ -301,7 +303,8 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
 
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, following: Sequence[int]) -> list[int]:
-    """The nodes, from the root, of the draft's path that equals the text. following: the text behind the root."""
+    """Return the nodes, from the root, of the draft's path that equals the text. tokens, parents: of the draft's `size`
+    nodes. following: the text behind the root."""
     path = [0]
     for token in following:
         node = next((n for n in range(1, size) if parents[n] == path[-1] and tokens[n] == token), None)
@@ -312,7 +315,7 @@ def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, foll
 
 
 def _scores(states: Mapping[int, Tensor], columns: list[int]) -> Scores:
-    """The features of a draft's nodes, from these columns of the text."""
+    """Give a draft's nodes the features of these columns of the text. states: the text's features by layer."""
     index = torch.tensor(columns, device=next(iter(states.values())).device if states else None)
     return Scores(torch.empty(1, len(columns), 0), {layer: value[:, index] for layer, value in states.items()})
 
@@ -364,8 +367,8 @@ def load_target(
 
 
 def built_in(chat: bool) -> list[Asked]:
-    """The prompts to use if no file is given: instructions if `chat`, for a model with a chat template, or beginnings
-    of texts."""
+    """Return the prompts to use if no file is given: instructions if `chat`, for a model with a chat template, or
+    beginnings of texts."""
     return [Asked(text) for text in ([one.messages[0]["content"] for one in INSTRUCTIONS] if chat else BEGINNINGS)]
 
 
@@ -382,12 +385,12 @@ def read_prompts(path: Path, limit: int | None) -> list[Asked]:
 
 
 def has_template(model: Model) -> bool:
-    """Whether the model has a chat template."""
+    """Return whether the model has a chat template."""
     return isinstance(model, LoadedVlm) or bool(getattr(model.tokenizer, "chat_template", None))
 
 
 def inputs_of(model: Model, asked: Asked, template: bool) -> dict[str, Any]:
-    """The model's inputs for a prompt, a batch of one. template: whether the chat template is applied.
+    """Make the model's inputs for a prompt, a batch of one. template: whether the chat template is applied.
 
     Raises: InputError for pictures and a model that reads none.
     """

@@ -40,14 +40,14 @@ def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
             axis.set_axis_off()
         figure.supxlabel("confidence, mean of a bin", fontsize=8)
         figure.supylabel("share that is right", fontsize=8)
-        # without the version, equal figures give equal bytes
+        # without matplotlib's version in the file, equal figures give equal bytes
         figure.savefig(path, dpi=DOTS, metadata={"Software": None}, pil_kwargs={"optimize": True})
     return path
 
 
 def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """The test results in a model's confidence.json, by kind of decoding. Raises InputError if there are none to
-    draw."""
+    """Read the test results in a model's confidence.json, by kind of decoding. Raises InputError if there are
+    none to draw."""
     read_calibrations(folder)  # raises an error that explains a damaged file
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))["measured"]
@@ -67,7 +67,7 @@ def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
     """Draw one dot for each bin; its area, and the number beside it, show the bin's number of outputs. The diagonal is
-    perfect calibration."""
+    perfect calibration. entry: one kind of decoding, from `measured`."""
     bins = entry["reliability"]
     said, right, counts = ([bin_[name] for bin_ in bins] for name in ("said", "right", "count"))
     total = max(sum(counts), 1)
@@ -88,7 +88,7 @@ def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command: draw the plot and print its path."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="of models that have a confidence.json")
     parser.add_argument("--output", type=Path, required=True, help="the PNG")

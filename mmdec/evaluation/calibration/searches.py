@@ -38,22 +38,22 @@ BASES = tuple(digit * 10.0**power for power, digit in product(range(2, 9), (1, 2
 GOLDEN = (math.sqrt(5) - 1) / 2
 REFINED = 6  # steps of golden-section search between two bases of the grid: precise to 5 %
 SWEEPS = 3  # the most sweeps over a network's layers
-RIDGE = 1e-3  # ridge penalty of the fitted head, whose states have length 1
-FITTED = 2048  # places, at most, on which a head is fitted
+RIDGE = 1e-3  # ridge penalty of the fitted LM head, whose input states are scaled to length 1
+FITTED = 2048  # the most places in texts on which an LM head is fitted
 MOST_BYTES = 8 << 30  # maximum size of all layers' features
 UNSEARCHED = "The features of all layers need over 8 GiB, so that layers were not searched: fewer prompts allow it."
 LOST = 2.0  # an LM head is lost if a fitted head is right at least this many times as often
 
 
 def searchable(model: PreTrainedModel, columns: int) -> set[int]:
-    """All layers of a target; none if all layers' features at this number of columns need over `MOST_BYTES`."""
+    """Return all layers of a target; none if their features at this number of text positions need over `MOST_BYTES`."""
     config = model.config.get_text_config(decoder=True)
     needed = columns * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
     return {*range(config.num_hidden_layers)} if needed <= MOST_BYTES else set()
 
 
 def searched(reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """The best base of rotary positions and the best layers that a search finds, where no rule gives them.
+    """Yield the best base of rotary positions and the best layers that a search finds, where no rule gives them.
 
     model: the target. texts: the target's; layers are searched only if the texts hold all layers' features.
     """
@@ -65,12 +65,13 @@ def searched(reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequ
 
 
 def _cost(reader: Reader, texts: Sequence[OwnText]) -> np.ndarray:
-    """The drafter's surprise (n,) at the places whose tokens it can draft."""
+    """Compute the drafter's surprise, -log of the probability (n,), at the n places whose tokens it can draft."""
     return torch.cat([surprise(reader, text) for text in texts]).numpy()
 
 
 def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """The base with the least surprise: one of `BASES`, or one between two of them if that is certainly better."""
+    """Yield the variant whose base of rotary positions has the least surprise: one of `BASES`, or one between two of
+    them if that is certainly better."""
     network, now = reader.network, reader.network.config.rope_theta
     costs: dict[float, np.ndarray] = {}
 
@@ -99,7 +100,8 @@ def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[O
 
 
 def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """The layers with the least surprise. The search begins at the best published rule and changes one at a time."""
+    """Yield the variant whose layers have the least surprise. The search begins at the best published rule and changes
+    one layer at a time. depth: the target's number of layers."""
     recorded = texts[0].context.features.keys()
     if not isinstance(reader.network.config, Eagle3Config) or min(reader.layers) < 0 or not recorded >= {*range(depth)}:
         return
@@ -143,7 +145,7 @@ def fitted_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarr
 
 
 def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function from states (n, H) to tokens (n,), fitted to these texts' states and tokens."""
+    """Fit a ridge regression to the texts' states and tokens. Returns a function from states (n, H) to tokens (n,)."""
     x, y = torch.cat([*states]), torch.cat([*answers])
     kept = torch.tensor(evenly_spaced(range(len(x)), FITTED), device=x.device)
     x, (tokens, index) = x[kept], y[kept].unique(return_inverse=True)

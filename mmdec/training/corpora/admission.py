@@ -32,7 +32,7 @@ class BadRows:
         self.names.setdefault(reason, []).append(name)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """(reason, name) of each row."""
+        """Iterate over the (reason, name) of each row."""
         return ((reason, name) for reason, names in self.names.items() for name in names)
 
     @property
@@ -40,7 +40,7 @@ class BadRows:
         return sum(len(names) for names in self.names.values())
 
     def report(self, shown: int = 5, between: str = "\n") -> str:
-        """One line for each reason: the number of rows and the first names. between: separator of the lines."""
+        """Write one line for each reason: the number of rows and the first `shown` names. between: separator."""
         return between.join(
             f"{reason}: {len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
             for reason, names in sorted(self.names.items())
@@ -78,7 +78,7 @@ class Admission:
 
 
 STRICT = Admission()
-ANYWHERE = Admission(allow_absolute_paths=True)  # for calls that read only texts
+ANYWHERE = Admission(allow_absolute_paths=True)  # for calls that read only texts, and open no file that a list names
 
 
 class Names:
@@ -88,7 +88,7 @@ class Names:
     def __init__(self, folder: Path, allow_absolute_paths: bool = False) -> None:
         self.folder, self.allow = folder, allow_absolute_paths
         self.root = os.path.realpath(folder)
-        self.inside: dict[Path, bool] = {}  # folder -> whether its resolved path is inside
+        self.inside: dict[Path, bool] = {}  # folder -> whether it is in `root` after links are resolved
 
     def __call__(self, name: str, place: str) -> Path:
         """Return a name's path. place: where the list has the name, for the error. Raises InputError if the path is
@@ -137,7 +137,8 @@ def _encodable(name: str) -> bool:
 
 
 def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None:
-    """Raise InputError if training and development splits share an item. what: the items' name in the message."""
+    """Raise InputError if training and development splits share an item. what: the items' name in the
+    message. remedy: the message's last sentence."""
     train, dev = map(set, splits)
     both = sorted(train & dev)
     if both:
@@ -187,8 +188,8 @@ def _inspected(paths: Sequence[Path], kept: Path | None, what: str, measure: Mea
 
 
 def _read(file: Path, count: int) -> list[list]:
-    """The stored size, modification time and result of each path, in order; empty lists if the file is damaged or does
-    not have `count` entries."""
+    """Read the stored size, modification time and result of each path, in order; empty lists if the file is damaged or
+    does not have `count` entries."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -215,7 +216,7 @@ def _measured(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
 
 
 def _value(path: Path, measure: Measure) -> float | str:
-    """The measured value, or the rule that the file breaks."""
+    """Return the measured value, or the rule that the file breaks."""
     try:
         return round(measure(path), 3)
     except InputError as error:

@@ -22,7 +22,7 @@ from mmdec.training.corpora.text_files import check_text, json_lines, read_json,
 from mmdec.types import InputError
 
 SUFFIXES = (".json", ".jsonl", ".txt")
-ASKED = ("question", "prompt", "text")  # names of a single question
+ASKED = ("question", "prompt", "text")  # names of the field that holds a single question
 LAYOUTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"user": 0, "human": 0, "assistant": 1, "gpt": 1}
 SYSTEM = "system"  # the key of the system message in a conversation's notes
@@ -94,13 +94,15 @@ def check_listed(path: Path) -> Path:
 
 
 def picture_folder(listed: Path, images: str | Path | None) -> Path:
-    """The folder that a list's image paths are relative to: the given one, "images" beside the list, or the list's."""
+    """Return the folder that a list's image paths are relative to: the given one, "images" beside the list, or the
+    list's own."""
     beside = listed.parent / "images"
     return Path(images) if images is not None else beside if beside.is_dir() else listed.parent
 
 
 def _conversation(row: object, place: str, names: Names, answered: bool) -> Conversation:
-    """Check a row and return its conversation. answered: whether the last question must have an answer."""
+    """Check a row and return its conversation. answered: whether the last question must have an answer.
+    place: where the row is, for errors. names: turns the names of pictures into paths."""
     if not isinstance(row, dict):
         raise _refuse(place, "fields", row)
     name = row.get("id", place.split()[1])
@@ -130,7 +132,7 @@ def _conversation(row: object, place: str, names: Names, answered: bool) -> Conv
 
 
 def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
-    """(role, text) of each message of a row."""
+    """Yield the (role, text) of each message of a row. place: where the row is, for errors."""
     for name, (role, value) in LAYOUTS.items():
         if name not in row:
             continue
@@ -151,8 +153,8 @@ def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: object) -> str | None:
-    """The text of a message's content: a string, or a list of text parts and image parts in chats with pictures. None
-    for any other content."""
+    """Return the text of a message's content: a string, or a list of text parts and image parts in chats with
+    pictures. None for any other content."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PARTS for part in content):

@@ -49,7 +49,7 @@ def parse_alignment(text: str) -> list[tuple[str, float]]:
 
 
 def phone_names(text: str) -> list[str]:
-    """The phones of an alignment without their times, and without the pauses at both ends. Times are not checked."""
+    """List the phones of an alignment, without times, and without the pauses at both ends. Times are not checked."""
     names = [item.rpartition(":")[0] for item in text.split()]
     return names[spoken(names)]
 
@@ -74,7 +74,7 @@ class SpeechPair:
 
     @property
     def units(self) -> list[str]:
-        """The phones of the recording without the pauses at both ends; [] without an alignment."""
+        """Return the phones of the recording without the pauses at both ends; [] without an alignment."""
         phones = [phone for phone, _ in self.alignment]
         return phones[spoken(phones)]
 
@@ -127,7 +127,7 @@ def no_rows(split: str, bad: BadRows) -> InputError:
 
 
 def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> list[tuple[str, str]]:
-    """The (name, translation) of each row of a split; an empty translation if the row has none."""
+    """Read the (name, translation) of each row of a split; an empty translation if the row has none."""
     table = _check_exists(cvss / f"{split}.tsv")
     names = admission.names(cvss / split)
     rows: dict[tuple[str, str], None] = {}  # repeated lines count once
@@ -142,7 +142,7 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
 
 
 def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, str]:
-    """The text of each recording's alignment, by name. required: raise InputError for a missing table."""
+    """Read the text of each recording's alignment, by name. required: raise InputError for a missing table."""
     table = cvss / f"{split}.alignment.tsv"
     if required:
         _check_exists(table)
@@ -161,7 +161,7 @@ def _keyed(table: Path) -> dict[str, list[str]]:
 
 
 def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Path, number: int) -> None:
-    """Raise InputError if a name is repeated with a different value."""
+    """Raise InputError if a name is repeated with a different value. first: the value and line of each name so far."""
     known, line = first.setdefault(name, (value, number))
     if known != value:
         raise InputError(
@@ -188,12 +188,12 @@ def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
 
 
 def vocabulary(pairs: Iterable[SpeechPair]) -> list[str]:
-    """The special units, then all phones in alphabetical order."""
+    """List the special units, then all phones in alphabetical order."""
     return [*SPECIALS, *sorted({unit for pair in pairs for unit in pair.units})]
 
 
 def holds_samples(wav: Path) -> bool:
-    """Whether a WAV file is there and is longer than its header."""
+    """Return whether a WAV file is there and is longer than its header."""
     return _holds_more(wav, WAV_HEADER)
 
 
@@ -215,7 +215,7 @@ def _parse_or_empty(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]]:
-    """The source sentence and speaker of each clip."""
+    """Read the source sentence and the speaker of each clip, by the clip's name."""
     table = common_voice / f"{split}.tsv"
     table = _check_exists(table if table.is_file() else common_voice / "validated.tsv")
     lines = read_table(table)
@@ -238,6 +238,6 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
 
 
 def corpus_lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
-    """Pronunciations of the corpus's English words, in lower case; None if `root` has no lexicon.tsv."""
+    """Read the pronunciations of the corpus's English words, in lower case; None if `root` has no lexicon.tsv."""
     path = root / "lexicon.tsv"
     return lower_case(read_lexicon(path)) if path.is_file() else None

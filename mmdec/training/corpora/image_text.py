@@ -41,8 +41,8 @@ class ImageQuestion:
     images: tuple[Path | bytes, ...]
     task: str  # results are grouped by task
     scoring: str = ""  # "exact", "claims", or "" if no right answer is known
-    answers: tuple[str, ...] = ()  # answers that count as right, or ten people's answers
-    claims: tuple[tuple[str, ...], ...] = ()  # statements of a right description
+    answers: tuple[str, ...] = ()  # answers that count as right; in VQAv2 and TextVQA ten people's answers
+    claims: tuple[tuple[str, ...], ...] = ()  # the words of each statement that a right description makes
     reference: str = ""  # a right answer as a whole sentence
 
 
@@ -127,7 +127,8 @@ def _refuse(place: str, rule: str, value: object) -> InputError:
 
 
 def _check_once(seen: dict[str, str], name: str, place: str) -> str:
-    """Check that a question's id is new, and return it. Raises InputError if it is repeated."""
+    """Check that a question's id is new, and return it. Raises InputError if it is repeated.
+    seen: the place of each id so far."""
     if seen.setdefault(name, place) != place:
         raise InputError(
             f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "
@@ -234,7 +235,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
 
 
 def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Annotations by question id; empty if no annotation file lies beside the questions."""
+    """Read the annotations by question id; empty if no annotation file lies beside the questions."""
     name = re.sub(
         r"OpenEnded_|_questions(?=\.json$)", lambda match: "" if "Open" in match[0] else "_annotations", path.name
     )

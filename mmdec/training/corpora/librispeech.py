@@ -32,7 +32,7 @@ class Utterance:
     part: tuple[int, int] | None = None  # start and end in samples at 16 kHz, end exclusive; None: the whole
 
     def samples(self) -> Tensor:
-        """The sound (T,) at 16 kHz."""
+        """Load the sound (T,) at 16 kHz."""
         whole = load_audio(self.path)
         return whole if self.part is None else whole[slice(*self.part)]
 
@@ -90,7 +90,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
 
 
 def read_splits(root: str | Path, splits: str | list[str] | None, admission: Admission = STRICT) -> list[Utterance]:
-    """The utterances of one split, of several splits, or (None) of the whole manifest."""
+    """Read the utterances of one split, of several splits, or (None) of the whole manifest."""
     named = splits if isinstance(splits, list) else [splits]
     return [row for split in named for row in read_utterances(root, split, admission)]
 
@@ -129,8 +129,8 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
 
 
 def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
-    """Rows as "train" and "dev": a tenth of the speakers is "dev", or of the recordings if there are fewer than three
-    speakers. The choice depends on the names only, so that each call gives the same parts.
+    """Divide rows into "train" and "dev": a tenth of the speakers is "dev", or of the recordings if there are fewer
+    than three speakers. The choice depends on the names only, so that each call gives the same parts.
     """
     speakers = {row.speaker for row in rows}
     by_speaker = len(speakers) > 2
@@ -176,7 +176,7 @@ def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, obj
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The line number and fields of each row."""
+    """Yield the line number and the fields of each row of a manifest."""
     if file.suffix == ".jsonl":
         for number, row in json_lines(file, "root", MANIFEST):
             if not isinstance(row, dict):

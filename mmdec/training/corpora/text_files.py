@@ -22,12 +22,12 @@ MARK = "\ufeff"  # the byte order mark
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """The path in quotes, with unprintable characters escaped, as errors show it."""
+    """Put a path in quotes and escape unprintable characters, as errors show it."""
     return f"'{printable(os.fsdecode(path))}'"
 
 
 def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
-    """The number (from 1) and text of each line that is not blank. Raises InputError about `argument`."""
+    """Yield the number (from 1) and text of each line that is not blank. Raises InputError that names `argument`."""
 
     def refuse(rule: str, problem: str, remedy: str) -> InputError:
         return InputError(f"`{argument}` must {rule}, but line {number} of {shown(path)} {problem}. {remedy}")
@@ -50,7 +50,8 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of each line of a .jsonl that is not blank. rule: the required format, for errors."""
+    """Yield the number and value of each line of a .jsonl that is not blank. rule: the required format, and `argument`:
+    the file's name in errors."""
     for number, line in text_lines(path, argument):
         try:
             value = json.loads(line)
@@ -63,7 +64,7 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
 
 
 def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_000_000_000) -> Any:
-    """Read a whole JSON file. rule: the required format, for the error. Raises InputError about `argument`."""
+    """Read a whole JSON file. rule: the required format, for the error. Raises InputError that names `argument`."""
     try:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
@@ -89,8 +90,8 @@ def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_
 
 
 def check_text(text: str, argument: str, place: str) -> str:
-    """Check a text and return it. place: where the text was found. Raises InputError if it is too long, or cannot be
-    encoded in UTF-8."""
+    """Check a text and return it. argument, place: what the text is and where, for the error. Raises InputError
+    if it is too long, or cannot be encoded in UTF-8."""
     if len(text) > MAX_FIELD:
         raise InputError(
             f"`{argument}` must have texts of at most {MAX_FIELD} characters, but one in {place} has {len(text)}. Is a "
@@ -107,7 +108,7 @@ def check_text(text: str, argument: str, place: str) -> str:
 
 
 def problem_of(error: InputError) -> str:
-    """The part of an error message about the value, without the rule before it and the remedy after it."""
+    """Return the part of an error message about the value, without the rule before it and the remedy after it."""
     return str(error).partition(", but ")[2].rpartition(". ")[0]
 
 
@@ -119,8 +120,8 @@ T = TypeVar("T")
 
 
 def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
-    """The line number and columns of each line of a tab-separated table; nothing if there is no file. Quotes have no
-    special meaning."""
+    """Yield the line number and columns of each line of a tab-separated table; nothing if there is no file. Quotes have
+    no special meaning. argument: the table's name in errors."""
     if not path.exists():
         return
     for number, line in text_lines(path, argument):
@@ -137,7 +138,7 @@ def check_limit(limit: int | None) -> None:
 
 
 def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
-    """`limit` of the rows at equal distances, in their order; all rows if there are no more, or `limit` is None."""
+    """Take `limit` of the rows at equal distances, in their order; all rows if there are no more, or it is None."""
     if limit is None or limit >= len(rows):
         return list(rows)
     return [rows[number * len(rows) // limit] for number in range(limit)]
@@ -158,8 +159,8 @@ class TextPair:
 
 
 def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
-    """The pairs of a split, in the order of its table. Raises InputError for a table that is missing or has a row
-    without a translation."""
+    """Read the pairs of a split, in the order of its table. Raises InputError for a table that is missing or has a
+    row without a translation."""
     path = Path(folder) / f"{split}.tsv"
     pairs = []
     for number, row in read_table(path, "folder"):
@@ -194,19 +195,19 @@ def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> 
 
 
 def sentence_key(text: str) -> str:
-    """The normalised sentence (lower case, no punctuation): sentences with the same key count as equal."""
+    """Normalise a sentence (lower case, no punctuation): sentences with the same key count as equal."""
     return " ".join(_MARK.sub("", text.lower()).split())
 
 
 def held_sources(folders: Iterable[str | Path]) -> set[str]:
-    """The keys of all sentences in the dev and test splits of the folders. Missing tables are ignored."""
+    """Return the keys of all sentences in the dev and test splits of the folders. Missing tables are ignored."""
     pairs = _held(Path(folder) for folder in folders)
     return {sentence_key(pair.source) for pair in pairs}
 
 
 def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
-    """The training pairs of each folder, without those that share a sentence or a translation with another folder's dev
-    or test pair. Raises InputError as `read_text_pairs` does."""
+    """Read the training pairs of each folder, without those that share a sentence or a translation with another
+    folder's dev or test pair. Raises InputError as `read_text_pairs` does."""
     training = []
     for folder in folders:
         others = list(_held(Path(other) for other in folders if other != folder))

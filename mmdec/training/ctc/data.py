@@ -25,15 +25,16 @@ from mmdec.types import InputError
 class CtcBatch:
     """B sounds, padded to S encoder states, and the pieces of their transcripts."""
 
-    states: Tensor  # (B, S, D)
-    lengths: Tensor  # (B,)
-    pieces: Tensor  # (B, T), padded with 0
+    states: Tensor  # (B, S, D) encoder states of width D
+    lengths: Tensor  # (B,) number of states of each sound
+    pieces: Tensor  # (B, T) ids of the pieces, padded with 0
     piece_lengths: Tensor  # (B,)
-    rows: list[str]  # names in the store
+    rows: list[str]  # the sounds' names in the store
 
 
 class KeptStates(Dataset[CtcBatch]):
-    """A dataset of batches: it reads the states of a batch from the store when the batch is asked for."""
+    """A dataset of batches: it reads the states of a batch from the store when the batch is asked for.
+    texts: ids of each sound's pieces, by name. batches: the names in each."""
 
     def __init__(self, store: FrameStore, texts: dict[str, list[int]], batches: Sequence[Sequence[str]]) -> None:
         self.store, self.texts, self.batches = store, texts, batches
@@ -65,7 +66,7 @@ class EpochBatches:
     processes: int = 1
 
     def epoch(self, names: list[str], epoch: int, steps: int) -> list[list[str]]:
-        """`steps` batches of names, drawn anew in each epoch. All recordings are used once before one is repeated."""
+        """Draw `steps` batches of names, others in each epoch. All recordings are used once before one is repeated."""
         batches: list[list[str]] = []
         turn = 0
         while len(batches) < steps:
@@ -81,7 +82,7 @@ class EpochBatches:
         return batches[:steps]
 
     def of(self, names: list[str], draw: np.random.Generator | None) -> list[list[str]]:
-        """All names in batches of about equal length; in random order if `draw` is given."""
+        """Group all names into batches of about equal length; in random order if `draw` is given, else by length."""
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         length = {name: self.store.length(name) for name in names}
         order = sorted(range(len(names)), key=lambda at: np.log(length[names[at]]) + noise[at])
@@ -100,14 +101,14 @@ class StoredBatches(LightningDataModule):
     """The loaders that the data modules of CTC heads share. A subclass's `setup` sets the fields."""
 
     store: FrameStore
-    texts: dict[str, list[int]]  # pieces of the training sounds, by name
+    texts: dict[str, list[int]]  # ids of the pieces of each training sound's transcript, by its name
     dev_texts: dict[str, list[int]]
     batches: EpochBatches
     steps_per_epoch: int
 
     def train_dataloader(self) -> DataLoader:
-        """Batches of about equal length, drawn anew in each epoch. All recordings are used once before one is
-        repeated."""
+        """Load batches of about equal length, drawn anew in each epoch. All recordings are used once before one
+        is repeated."""
         assert self.trainer is not None
         world = self.trainer.world_size
         batches = replace(self.batches, processes=world).epoch(
@@ -171,12 +172,12 @@ class SentenceData(StoredBatches, LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The pieces, ordered by id. The command line passes them to the model."""
+        """Return the pieces, ordered by id. The command line passes them to the model."""
         return self.pieces.names
 
     def rows(self, split: str) -> list[Utterance]:
-        """The recordings of a split whose transcript is not empty. The training split has at most `limit` of them, and
-        none that a folder in `text` holds out for dev or test."""
+        """List the recordings of a split whose transcript is not empty. The training split has at most `limit` of them,
+        and none that a folder in `text` holds out for dev or test."""
         rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(heard(row.text))]
         if split != self.splits[0]:
             return rows

@@ -50,7 +50,8 @@ class Rounds:
 def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> Rounds:
     """Simulate decoding of a known text and count its rounds.
 
-    states: (S, D) of the window. prompt: the decoder's prompt. text: the transcript's tokens, end token included.
+    states: (S, D), the window's encoder states. prompt: the decoder's prompt. text: the transcript's tokens, end token
+        included. plan: the size of each draft.
     """
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))
@@ -85,7 +86,7 @@ def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
 
 
 def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
-    """The token ids of a Whisper that its CTC drafter needs.
+    """Collect the token ids of a Whisper that its CTC drafter needs.
 
     name: the model's public name. languages: codes, such as "en", of the languages that the head was trained on; empty:
         any language.
@@ -159,7 +160,7 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
 
 
 def _heard(drafter: Ctc, states: Tensor) -> str:
-    """The text that the head decodes from states (S, D)."""
+    """Return the text that the head decodes from encoder states (S, D)."""
     with torch.inference_mode():
         logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
     path = logits[0].argmax(-1).unique_consecutive().tolist()

@@ -31,8 +31,8 @@ from mmdec.types import told
 
 @dataclass(frozen=True)
 class Ears:
-    """A CTC head with the encoder that it was trained on. Call it with a sound file: it returns logits (1, F, V) and
-    frames (1,)."""
+    """A CTC head with the encoder that it was trained on. Call it with a sound file: it returns logits (1, F, V)
+    of F frames and V pieces, and the number of frames (1,)."""
 
     head: CtcHead
     encoder: SpeechEncoder
@@ -42,7 +42,7 @@ class Ears:
         return self.head(*self.encoder.read([load_audio(path)], TAIL))
 
     def written(self, path: Path) -> list[int]:
-        """The head's greedy transcript of a sound file, as piece ids."""
+        """Return the head's greedy transcript of a sound file, as piece ids."""
         logits, frames = self(path)
         return collapse(logits.argmax(-1), frames)[0]
 
@@ -64,13 +64,13 @@ def load_ears(checkpoint: Path, encoder: str) -> Ears:
 
 
 def words(text: str) -> str:
-    """The text as words for the word error rate; an elided word ("l'") counts as a word of its own."""
+    """Split a text into words for the word error rate; an elided word ("l'") counts as a word of its own."""
     return heard(text).replace("?", " ").replace("'", "' ")
 
 
 def errors(pieces: Pieces, text: str, wrote: str, found: Sequence[int]) -> tuple[Edits, Edits]:
-    """Word edits and piece edits of one recording. text: the reference. wrote: the head's text. found: the head's
-    pieces."""
+    """Count the word edits and piece edits of one recording. text: the reference. wrote: the head's text. found: the
+    head's pieces."""
     wanted = pieces.encode(heard(text))
     return word_edits(words(text), words(wrote)), word_edits(" ".join(map(str, wanted)), " ".join(map(str, found)))
 

@@ -91,8 +91,8 @@ class CtcModule(LightningModule):
         seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
-        """Logits (B, F, V) and numbers of frames (B,). In training, some spans and channels of the states are
-        masked."""
+        """Return logits (B, F, V) of F frames and V pieces, and the number of frames (B,). In training, some spans and
+        channels of the states are masked."""
         states, lengths = batch.states, batch.lengths
         if self.training:
             states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
@@ -115,7 +115,7 @@ class CtcModule(LightningModule):
         return ((steps >= begins) & (steps < begins + spans)).any(1)
 
     def loss(self, logits: Tensor, lengths: Tensor, batch: CtcBatch) -> Tensor:
-        """Compute the CTC loss of a batch."""
+        """Compute the CTC loss of a batch from the logits (B, F, V) of `lengths` (B,) frames."""
         return ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
 
     def training_step(self, batch: CtcBatch, batch_idx: int) -> Tensor:

@@ -32,7 +32,7 @@ from mmdec.training.whisper.augment import (
 from mmdec.types import InputError
 
 FILES = ("*.json", "model.safetensors", "model-*.safetensors")
-STATES = 50  # per second; the same for all supported encoders
+STATES = 50  # encoder states per second; the same for all supported encoders
 
 
 class SpeechEncoder(Protocol):
@@ -40,7 +40,7 @@ class SpeechEncoder(Protocol):
 
     @property
     def width(self) -> int:
-        """Number of channels of a state."""
+        """Return the number of channels of a state."""
         ...
 
     def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,8 @@ CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
 
 
 def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np.ndarray:
-    """Distort a sound (T,) as a microphone might record it, with silence at both ends. Returns (T',)."""
+    """Distort a sound (T,) as a microphone might record it, with silence at both ends. how: the distortions'
+    probabilities. Returns (T',)."""
     if len(sound) > FRAME and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
     sound = np.pad(sound, [int(draw.uniform(0, how.silence) * SAMPLE_RATE) for _ in range(2)])
@@ -160,14 +161,14 @@ def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np
 
 
 def state_name(row: Utterance, view: int) -> str:
-    """The store's key of one version of a recording. view: 0 is the recording itself, all others are distorted
+    """Return the store's key of one version of a recording. view: 0 is the recording itself, all others are distorted
     versions."""
     return f"{row.path.parent.name}/{row.path.stem}@{view}"
 
 
 def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
-    """The 16 kHz samples of one version of a recording, see `state_name`. The distortion's random seed follows from the
-    recording's name and `view`."""
+    """Load the 16 kHz samples of one version of a recording: as it is for `view` 0, else distorted. The distortion's
+    random seed follows from the recording's name and `view`."""
     sound = load_audio(row.path)
     if view == 0:
         return sound
@@ -198,7 +199,8 @@ def keep_states(
 
 
 def by_length(rows: Sequence[tuple[Utterance, int]], how: Distortion) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield batches of (name, sound). A batch has sounds of about equal length, so that there is little padding."""
+    """Yield batches of (name, sound) of these (recording, view). A batch has sounds of about equal length, so that
+    there is little padding."""
     sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in rows]
     sounds.sort(key=lambda item: len(item[1]))
     for start in range(0, len(sounds), BATCH):

@@ -61,7 +61,7 @@ class KnownText:
         """Accept every target."""
 
     def start(self, context: Context) -> list[list[Any]]:
-        """The state of each row: its text, the place in it, and the last token."""
+        """Return the state of each row: its text, the place in it, and the last token."""
         return [[list(text), 0, -1] for text in self.texts]
 
     def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
@@ -81,7 +81,8 @@ class KnownText:
                 if token < self.first_time:
                     near = text[place : place + RECALL]
                     row[1] = place + near.index(token) + 1 if token in near else place
-                row[2] = -1 if token == last else token  # -1: this second timestamp begins a segment
+                # a repeated timestamp has begun the next segment: -1, so that it is not drafted again
+                row[2] = -1 if token == last else token
 
     def select(self, memory: list[list[Any]], live: Tensor) -> None:
         """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
@@ -105,7 +106,7 @@ class JoinedWindow:
         return " ".join(row.text for row in self.rows)
 
     def sound(self, how: Distortion) -> Tensor:
-        """The window's 16 kHz samples; distorted unless the view is 0."""
+        """Load the window's 16 kHz samples (T,), distorted by `how` unless the view is 0."""
         draw = np.random.default_rng([*self.name.encode()])
         parts = []
         for row in self.rows:
@@ -115,7 +116,8 @@ class JoinedWindow:
 
 
 def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
-    """Join recordings, in their order, into windows. The length of each window is drawn at random."""
+    """Join recordings, in their order, into windows. The length of each window is drawn at random.
+    view: 0: as recorded; n: the n-th distorted version."""
     windows: list[JoinedWindow] = []
     taken: list[Utterance] = []
     seconds = 0.0
@@ -139,17 +141,17 @@ class WindowReader:
 
     @property
     def first_time(self) -> int:
-        """The first timestamp's token."""
+        """Return the id of the first timestamp token."""
         settings: Any = self.whisper.model.generation_config
         return int(settings.no_timestamps_token_id) + 1
 
     @property
     def end(self) -> int:
-        """The token that ends a text."""
+        """Return the id of the token that ends a text."""
         return ends(self.whisper.model)[0]
 
     def prompt(self, language: str) -> list[int]:
-        """The decoder's prompt for a transcript with timestamps."""
+        """Return the decoder's prompt, token ids, for a transcript with timestamps. language: a code such as "en"."""
         settings: Any = self.whisper.model.generation_config
         begin = [int(settings.decoder_start_token_id)]
         if not getattr(settings, "is_multilingual", False):
@@ -158,7 +160,7 @@ class WindowReader:
 
     @torch.inference_mode()
     def states(self, sounds: Sequence[Tensor]) -> Tensor:
-        """Encoder states (B, S, D) of 16 kHz samples, each (T,) and padded to a whole window."""
+        """Compute the encoder states (B, S, D) of 16 kHz samples, each (T,) and padded to a whole window."""
         model = self.whisper.model
         size = model.config.max_source_positions * STEP
         samples = (F.pad(sound[:size], (0, max(size - len(sound), 0))) for sound in sounds)
@@ -174,7 +176,7 @@ class WindowReader:
         The encoder reads the sound and `MARGIN` seconds of silence. The words are the known text's; punctuation and
         capital letters are the model's likeliest. Where timestamps together are likelier than any other token, a
         segment ends; its timestamp is always 0, because the time is not used.
-        least: share of the words that must be the model's likeliest tokens.
+        how: the distortion. least: share of the words that must be the model's likeliest tokens.
         Returns: name, states and transcript of the window; None if the model agrees with fewer words.
         """
         model, first = self.whisper.model, self.first_time
@@ -202,7 +204,7 @@ class WindowReader:
         return window.name, states[0, : int((len(sound) / SAMPLE_RATE + SILENCE) * SAMPLE_RATE) // STEP], text
 
     def _same(self, token: int, other: int) -> bool:
-        """Whether two tokens are the same but for capital letters."""
+        """Return whether two tokens are the same but for capital letters."""
         return self.whisper.tokenizer.decode([token]).lower() == self.whisper.tokenizer.decode([other]).lower()
 
     def _sign(self, token: int) -> bool:
@@ -210,7 +212,7 @@ class WindowReader:
 
     @torch.inference_mode()
     def read(self, windows: Sequence[JoinedWindow], how: Distortion) -> Iterable[tuple[str, Tensor, list[int]]]:
-        """Yield the name, states (S, D) and transcript tokens of each window."""
+        """Yield the name, states (S, D) and transcript tokens of each window, distorted by `how`."""
         sounds = [window.sound(how) for window in windows]
         states = self.states(sounds)
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
@@ -272,7 +274,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The pieces, ordered by id. The command line passes them to the model."""
+        """Return the pieces, ordered by id. The command line passes them to the model."""
         return self.pieces.names
 
     def _windows(self, split: str) -> list[JoinedWindow]:
@@ -306,7 +308,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
 
 
 def read_pieces(path: Path) -> list[int]:
-    """Read the token ids of the pieces. Raises InputError for any other file."""
+    """Read the token ids that are the draft vocabulary, a list in JSON. Raises InputError for any other file."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -317,7 +319,7 @@ def read_pieces(path: Path) -> list[int]:
 
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
-    """Training target of a transcript: the pieces of its tokens, with a mark between two segments."""
+    """Make the training target of a transcript: the pieces of its tokens, with a mark between two segments."""
     found: list[int] = []
     for token in transcript:
         if token >= first_time:
@@ -336,8 +338,8 @@ def keep_transcripts(
     how: Distortion,
     agreement: float | None = None,
 ) -> None:
-    """Compute and store the states and transcripts of the windows that the stores lack. agreement: see
-    `TranscriptData`."""
+    """Compute and store the states and transcripts of the windows that the stores lack. agreement: take
+    the known text of a window if the model agrees with this share of its words; None: decode."""
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
     if missing:
         rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")

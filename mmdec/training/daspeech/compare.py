@@ -31,7 +31,7 @@ from mmdec.types import InputError, told
 
 
 def phone_errors(model: Path, data: dict[str, Any]) -> float:
-    """Phone error rate, averaged over the graph decoder and the autoregressive baseline.
+    """Return the phone error rate, averaged over the graph decoder and the autoregressive baseline.
 
     model: a model's directory or a checkpoint. data: options of `SpeechTranslationData`, as in the recipe.
     """
@@ -56,7 +56,7 @@ def nearest_errors(
     """Score each decoder: the phone error rate against the nearest accepted reference, and the share of sentences
     without an error.
 
-    Pauses are not counted. `lexicon` is in lower case. The graph is decoded with lookahead.
+    Pauses are not counted. lexicon: lower-case word -> pronunciations. The graph is decoded with lookahead.
     """
     network, units = module.network.eval(), module.hparams["units"]
     errors: dict[str, list[int]] = {"dag": [], "ar": []}

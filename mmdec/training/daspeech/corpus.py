@@ -48,7 +48,7 @@ from mmdec.training.daspeech.acoustic import EnglishSpeech, acoustic_batch
 from mmdec.training.processes import end_with_parent
 from mmdec.types import InputError, MmdecError
 
-_FORMAT = 1  # version of the features on disk; a change makes old ones invalid
+_FORMAT = 1  # version of the stored features; those of an older version are computed anew
 
 
 def extract(clip: str) -> np.ndarray | str:
@@ -63,13 +63,13 @@ def extract(clip: str) -> np.ndarray | str:
 
 
 def begin_worker(parent: int) -> None:
-    """Set a worker process to one thread, and let it end with its parent process."""
+    """Set a worker process to one thread, and let it end with the process whose id is `parent`."""
     end_with_parent(parent)
     torch.set_num_threads(1)
 
 
 def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
-    """`extract` of each recording, in order, by `jobs` processes."""
+    """Yield what `extract` returns for each recording, features or a reason, in order, by `jobs` processes."""
     names = map(str, clips)
     if jobs <= 1:
         yield from map(extract, names)
@@ -79,8 +79,8 @@ def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
 
 
 class FeatureStore:
-    """Filterbank features of a list of recordings, stored in one file. Missing files are computed by `jobs` processes;
-    the index is written last, so that it exists only beside complete features."""
+    """Filterbank features of a list of recordings, `clips`, stored in one file below `folder`. A missing file is
+    computed by `jobs` processes; the index is written last, so that it exists only beside complete features."""
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)
@@ -95,20 +95,20 @@ class FeatureStore:
         self.lengths = np.asarray(index["lengths"], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.reasons: dict[str, str] = index["bad"]
-        stored = self.folder / "fbank.f16"  # an empty file cannot be mapped
+        stored = self.folder / "fbank.f16"  # empty if all recordings are bad: it cannot be mapped into memory
         empty = stored.stat().st_size == 0
         data = np.zeros(0, np.float16) if empty else np.memmap(stored, np.float16, "r")
         self.data = data.reshape(-1, audio.MELS)
 
     @staticmethod
     def cache_folder(folder: Path, clips: Sequence[Path]) -> Path:
-        """The folder where the features of these recordings are stored."""
+        """Return the folder for the features of these recordings. Its name follows from their names and sizes."""
         digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
         return folder / f"{_FORMAT}-{digest.hexdigest()}"
 
     @classmethod
     def ready(cls, folder: Path, clips: Sequence[Path]) -> bool:
-        """Whether the features have been computed."""
+        """Return whether the features of these recordings have been computed."""
         return (cls.cache_folder(folder, clips) / "index.json").is_file()
 
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
@@ -135,17 +135,17 @@ CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # 
 class Batch:
     """A training batch: source speech, phones of the translation, and the source sentence."""
 
-    features: Tensor  # (B, N, 80)
-    lengths: Tensor  # (B,) frames
-    units: Tensor  # (B, M) with <s> and </s>, padded with <pad>
+    features: Tensor  # (B, N, 80) filterbank features of the source speech, padded with 0
+    lengths: Tensor  # (B,) number of frames of each item
+    units: Tensor  # (B, M) ids of the phones, with <s> and </s>, padded with <pad>
     unit_lengths: Tensor  # (B,)
     text: Tensor  # (B, C) characters of the source sentence, padded with 0
     text_lengths: Tensor  # (B,)
-    rows: list[tuple[int, ...]]  # indices of the rows that each item is made of
-    acoustic: AcousticBatch | None = None  # targets of the English speech, only in the joint stage
+    rows: list[tuple[int, ...]]  # for each item, the indices of the rows of the dataset that are joined in it
+    acoustic: AcousticBatch | None = None  # the acoustic model's targets; None but in the joint stage
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         tensors = (self.features, self.lengths, self.units, self.unit_lengths, self.text, self.text_lengths)
         moved = None
         if self.acoustic is not None:
@@ -158,18 +158,19 @@ class Batch:
 class Item:
     """One utterance, or several joined by pauses."""
 
-    features: Tensor  # (N, 80)
-    units: list[int]  # without <s> and </s>
-    text: list[int]
-    rows: tuple[int, ...]
-    phones: Tensor | None  # (3, K): durations, pitch, energy, </s> included
-    mel: Tensor | None  # (F, 80)
+    features: Tensor  # (N, 80) filterbank features
+    units: list[int]  # ids of the phones, without <s> and </s>
+    text: list[int]  # the characters of the source sentence, as numbers
+    rows: tuple[int, ...]  # indices of the rows that are joined in it
+    phones: Tensor | None  # (3, K): each English phone's duration, pitch and energy, </s> included
+    mel: Tensor | None  # (F, 80) of the English speech, as natural logarithms
 
 
 class SpeechDataset(Dataset[Item]):
     """A dataset indexed by tuples of row numbers. The rows of a tuple are joined to one utterance, with pauses.
 
-    indices: the index in `store` of each row's features. units: the vocabulary. english: for the joint stage.
+    indices: the index in `store` of each row's features. units: the vocabulary. english: the rows' English
+        speech, for the joint stage only.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class SpeechDataset(Dataset[Item]):
 
 
 def collate(items: Sequence[Item]) -> Batch:
-    """Pad to the longest item, and add <s> and </s> to the units."""
+    """Make a batch: add <s> and </s> to the units, and pad all to the longest item."""
     targets = [torch.tensor([BOS, *item.units, EOS]) for item in items]
     text = [torch.tensor(item.text, dtype=torch.long) for item in items]
     acoustic = None
@@ -242,7 +243,7 @@ def joined_batches(
     world: int,
 ) -> list[list[tuple[int, ...]]]:
     """Draw one epoch's `steps` batches for process `rank` of `world`. A batch has items of similar length; a share
-    `concatenate` of the items joins two rows."""
+    `concatenate` of the items joins two rows. lengths: of all rows, in frames. batch_size: of one process."""
     generator = np.random.default_rng([seed, epoch])
     count = steps * world * batch_size
     rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
@@ -263,10 +264,11 @@ class SpeechTranslationData(LightningDataModule):
     rendering: "all": each row's own translation; "canonical": one translation for each source sentence.
     concatenate: share of items that are joined from two utterances.
     steps_per_epoch: number of steps in an epoch; a checkpoint may be written after each epoch.
-    upsample, min_vertices: the model's graph size; rows whose units do not fit the graph are left out.
+    upsample, min_vertices: the model's graph has `upsample` vertices a frame, at least `min_vertices`; rows that do
+        not fit are left out.
     acoustic: whether to load acoustic targets of the English speech, too, which the joint stage needs.
     limit: use only the first `limit` training rows; only these need features.
-    max_bad_share, allow_absolute_paths: see `Admission`.
+    max_bad_share: the largest share of rows that may be bad. allow_absolute_paths: allow files outside the folders.
     """
 
     def __init__(
@@ -306,14 +308,14 @@ class SpeechTranslationData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """The vocabulary: the phones of the training split's alignments."""
+        """Return the vocabulary: the phones of the training split's alignments."""
         if self._units is None:
             rows, _ = read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)
             self._units = vocabulary(rows)
         return self._units
 
     def prepare_data(self) -> None:
-        """Compute missing features, in one process only."""
+        """Check that the splits share no recordings, and compute missing features, in one process only."""
         splits = ("train", self.validation_split)
         names = ([name for name, _ in read_translations(self.cvss, split, self.admission)] for split in splits)
         check_apart(names, "recordings", "Take them out of train.tsv.")
@@ -354,7 +356,7 @@ class SpeechTranslationData(LightningDataModule):
         return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
 
     def misfit(self, row: SpeechPair, frames: int) -> str | None:
-        """Why a row with this number of frames is left out of training; None if it is used."""
+        """Return why a row with this number of frames is left out of training; None if it is used."""
         if frames > self.max_frames:
             return f"longer than {self.max_frames} frames"
         vertices = max(int(self.upsample * frames), self.min_vertices)
@@ -401,7 +403,8 @@ ROWS = "rows.jsonl"
 
 
 def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megabytes: float = MEGABYTES) -> int:
-    """Write pairs, and the features (N, 80) of their source speech, as shards. An error leaves no new folder.
+    """Write pairs, and the features (N, 80) of their source speech, as shards of this size. An error leaves no new
+    folder.
 
     Returns: the number of items. Raises: InputError if litdata is missing.
     """
@@ -433,7 +436,7 @@ class Shards:
         found = [_pair(json.loads(line), folder, number) for number, line in enumerate(lines, 1)]
         self.pairs = [pair for pair, _ in found]
         self.lengths = np.array([frames for _, frames in found], np.int64)
-        self.reasons: dict[str, str] = {}  # always empty: shards hold no bad recordings
+        self.reasons: dict[str, str] = {}  # why a recording has no features; empty: shards hold no bad ones
         if len(found) != len(self._data):
             raise InputError(
                 f"`shards` must have a row for each item, but '{folder}' has {len(found)} rows and {len(self._data)} "
@@ -460,7 +463,7 @@ def _pair(row: Mapping[str, Any], folder: Path, number: int) -> tuple[SpeechPair
     with suppress(KeyError, TypeError, ValueError):
         name, alignment = str(row["name"]), tuple(parse_alignment(row["alignment"]))
         texts = str(row["translation"]), tuple(map(str, row["references"])), alignment
-        place = folder / name  # no file has this path: shards hold no recordings
+        place = folder / name  # given as both recordings' paths, which nothing opens: shards hold features alone
         return SpeechPair(name, place, place, *texts, str(row["source"]), str(row["speaker"])), int(row["frames"])
     raise InputError(f"`shards` must hold whole rows, but line {number} of '{folder / ROWS}' is none. Write it again.")
 

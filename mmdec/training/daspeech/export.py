@@ -33,14 +33,18 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
 
 
 def save_network(network: SpeechToUnits, path: Path) -> None:
-    """Save a network's weights as safetensors, as `InitialWeights` reads them."""
+    """Save a network's weights as safetensors, which `InitialWeights` loads into a later run."""
     write_whole(path, save({name: value.contiguous() for name, value in network.state_dict().items()}))
 
 
 def assemble(
     checkpoints: Sequence[Path], vocoder_folder: Path, common_voice: Path, cvss: Path, lexicon: Path, out: Path
 ) -> Path:
-    """Write the model's directory from a joint run, a vocoder run and the text of the training split."""
+    """Write the model's directory from a joint run, a vocoder run and the text of the training split.
+
+    checkpoints: of the joint run; their weights are averaged. common_voice, cvss: the corpora's folders. lexicon: file
+        of pronunciations, with which phones become words.
+    """
     module, step = load_module(checkpoints)
     if not isinstance(module.network, DASpeech):
         raise InputError("`checkpoints` must come from the joint stage, but have no acoustic model. Run that stage.")
@@ -61,7 +65,7 @@ def assemble(
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command: build a model's directory, or save the network's weights alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--joint", type=Path, default=Path("runs/joint/checkpoints"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")

@@ -21,13 +21,14 @@ class GraphLoss:
 
     value: Tensor  # scalar
     invalid: Tensor  # number of rows left out: the target does not fit the graph, or the likelihood is not finite
-    match: Tensor  # (B, M, L) log-probability of target m at vertex l
+    match: Tensor  # (B, M, L) log-probability of the m-th target token at vertex l
 
 
 def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
     """Compute the graph loss: the mean over rows of -log P(Y|X) / M (DASpeech, section 3.1).
 
     A row whose log P(Y|X) is not finite adds 0 to the mean and is counted in `invalid`.
+    units: (B, M) target tokens, padded. unit_lengths: (B,) their number in each row.
     forced: (B, L) index of the target token that GLAT showed to a vertex; -1: none was shown. A vertex emits its shown
         token with probability 1, without a gradient.
     """
@@ -54,8 +55,8 @@ def glance(
 ) -> tuple[Tensor, Tensor]:
     """Run GLAT's first decoder pass, and choose vertices that are shown their target token ("number-random").
 
-    The number of shown tokens is ratio x (M - the tokens that this pass predicts right on the best path). The vertices
-    are drawn at random from this path. The second pass will use the same dropout.
+    The number of shown tokens is ratio x (the target's tokens - those that this pass predicts right on the best path).
+    The vertices are drawn at random from this path. The second pass will use the same dropout.
     Returns: `given` (B, L), the shown token or -1, for the decoder's second pass; `forced` (B, L), the token's index in
         the target or -1, for `graph_loss`.
     """
@@ -82,7 +83,7 @@ def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -
 
 def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:
     """Compute the CTC loss for each target symbol, as a mean over rows. A row whose text is too long for its frames
-    counts as 0. logits: (B, S, C), class 0 is the blank. lengths: (B,) frames. text: (B, T)."""
+    counts as 0. logits: (B, S, C), class 0 is the blank. lengths: (B,) frames. text: (B, T) classes, padded."""
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True) * row_weight(text)
 
@@ -97,11 +98,13 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
 
 
 def row_weight(rows: Tensor) -> Tensor:
-    """The weight on this process's mean over rows (B, ...) that makes the processes' average a mean over all rows."""
+    """Return the weight on this process's mean over rows (B, ...) that makes the processes' average a mean over all
+    rows."""
     return token_weight(torch.tensor(len(rows), device=rows.device))
 
 
 def glat_ratio(options: Any, step: int) -> float:
-    """The share of the target that the graph decoder sees at a step: linear from `glat_start` to `glat_end`."""
+    """Return the share of the target that the graph decoder sees at a step: linear from `glat_start` to `glat_end` in
+    `glat_steps` steps. options: holds these three fields."""
     part = min(1.0, step / max(options.glat_steps, 1))
     return options.glat_start + part * (options.glat_end - options.glat_start)

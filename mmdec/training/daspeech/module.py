@@ -114,7 +114,7 @@ class DASpeechOptions:
     seed: int = 0
 
     def network(self) -> DASpeechConfig:
-        """The network's sizes."""
+        """Return the network's sizes: those of `size`, with the changes in `model`."""
         config = SIZES[self.size]().to_dict()
         for part in ("encoder", "dag", "ar"):
             config[part]["dropout"] = self.dropout
@@ -155,7 +155,7 @@ class DASpeechModule(LightningModule):
         return kind(self.config, num_units)
 
     def setup(self, stage: str) -> None:
-        """Tell the data the graph's size, because it leaves out rows that do not fit the graph."""
+        """Check that the data has the model's graph size, because it leaves out rows that do not fit the graph."""
         data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # undeclared by Lightning
         if not isinstance(data, SpeechTranslationData):
             return
@@ -200,8 +200,9 @@ class DASpeechModule(LightningModule):
         return parts
 
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
-        """Compute FastSpeech 2's loss on the expected states z_i = sum_j P(a_i = j | X, Y) v_j of the graph's vertices
-        (section 3.3). Only the vertices' states v_j get gradients, not P."""
+        """Compute FastSpeech 2's loss on each phone's expected hidden state z_i = sum_j P(a_i = j | X, Y) v_j: the mean
+        of the vertices' states v_j, weighted by the probability that phone i is on vertex j (section 3.3). Only the
+        states v_j get gradients, not P. match: (B, M, L), from `GraphLoss`."""
         net, targets = self.network, batch.acoustic
         if not isinstance(net, DASpeech) or targets is None:
             raise InputError(
@@ -281,12 +282,13 @@ class InitialWeights(Callback):
     """Loads safetensors files into the network before a new run; a resumed run keeps its checkpoint's weights.
 
     Weights that do not fit by name and shape keep their initial values and are counted. It is an error if none fits.
+    acoustic: file of a trained voice (tts.safetensors).
     """
 
     def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
         self.files = [(Path(file), "") for file in files]
         if acoustic is not None:
-            self.files.append((Path(acoustic), "tts."))  # names in this file lack this prefix
+            self.files.append((Path(acoustic), "tts."))  # the voice's prefix in the network; its own file lacks it
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path:
@@ -309,7 +311,11 @@ class InitialWeights(Callback):
             rank_zero_info(f"{file}: {taken} tensors loaded")
 
     def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
-        """Put the phones' embeddings in this model's order. A phone unknown to the voice keeps its initial row."""
+        """Put the phones' embeddings in this model's order. A phone unknown to the voice keeps its initial row.
+
+        state: the voice's weights, changed in place. own: this model's. units: its phones. listed: the
+            voice's tts.json.
+        """
         earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
         rows = own["tts.units.weight"].clone()
         for index, unit in enumerate(units):

@@ -48,14 +48,14 @@ class ShardedData(SpeechTranslationData):
             )
 
     def opened_shards(self, split: str) -> Shards:
-        """The shards of a split, opened once."""
+        """Return the shards of a split, which are opened at the first call only."""
         if split not in self.opened:
             self.opened[split] = Shards(self.shards / split)
         return self.opened[split]
 
     @property
     def units(self) -> list[str]:
-        """The vocabulary: the phones of the training split's alignments."""
+        """Return the vocabulary: the phones of the training split's alignments."""
         if self._units is None:
             self._units = vocabulary(self.opened_shards("train").pairs)
         return self._units
@@ -84,7 +84,8 @@ class ShardedData(SpeechTranslationData):
 
 
 def features_of(pairs: Sequence[SpeechPair], jobs: int, bad: BadRows) -> Iterator[tuple[SpeechPair, Tensor]]:
-    """Yield each pair with the features (N, 80) of its source speech. Add pairs without usable speech to `bad`."""
+    """Yield each pair with the features (N, 80) of its source speech. Add pairs without usable speech to `bad`.
+    jobs: number of processes."""
     found = extract_all([pair.clip for pair in pairs], jobs)
     for pair, features in zip(pairs, found, strict=True):
         if isinstance(features, str):
@@ -94,7 +95,7 @@ def features_of(pairs: Sequence[SpeechPair], jobs: int, bad: BadRows) -> Iterato
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Run the command: write the shards of each split."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--common-voice", type=Path, required=True)
     parser.add_argument("--cvss", type=Path, required=True)

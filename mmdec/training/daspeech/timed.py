@@ -78,7 +78,7 @@ BUILDER = Path("data/build/phrasebook.py")
 PREPARED = 0.25  # share of the time for computing features, if they are missing
 COMPARISON = 20.0  # seconds reserved for the final scores, if no earlier model's scores were timed
 SHARES = {"units": 0.55, "acoustic": 0.08, "vocoder": 0.12, "joint": 0.25}  # each stage's share of the time
-RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # the file that a finished run writes
+RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # by stage: a finished run's file
 NETWORK = RUNS / "units" / "network.safetensors"
 JOINT = RUNS / "joint"
 
@@ -86,7 +86,8 @@ JOINT = RUNS / "joint"
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     """Run the stages until the time is used up, export the model to runs/ and compare it with the earlier model.
 
-    `fresh` trains from random weights: the runs in runs/ are renamed, and no earlier weights are used.
+    runner: runs a training in another process. `fresh` trains from random weights: the
+    runs in runs/ are renamed, and no earlier weights are used.
     """
     data = stage_recipe("joint")["data"]["init_args"]
     if fresh:
@@ -109,8 +110,8 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
 
 
 def timed(stage: str, start: Path | None, limit: int | None) -> TimedStage:
-    """Describe a stage for `train_stages`. start: the model that the joint stage begins from; None: from the earlier
-    stages. limit: use at most this many training rows."""
+    """Describe a stage, a name in `SHARES`, for `train_stages`. start: the model that the joint stage begins from;
+    None: from the earlier stages. limit: use at most this many training rows."""
 
     def configure(time: Allowance) -> Recipe:
         if stage == "joint":
@@ -139,8 +140,8 @@ def stage_recipe(stage: str) -> Recipe:
 
 
 def known_model() -> Path | None:
-    """The earlier model: an improvement by an earlier run, or the shipped model. None if there is none, or if its
-    phones are not the corpus's."""
+    """Return the folder of the earlier model: an improvement by an earlier run, or the shipped model. None if there is
+    none, or if its phones are not the corpus's."""
     folder = start_model(MODEL)
     if not (folder / "model.safetensors").is_file():
         return None
@@ -152,7 +153,7 @@ def known_model() -> Path | None:
 
 
 def unfinished() -> list[str]:
-    """Names of the stages to run. Voice and vocoder are left out once their recipe's number of steps is reached."""
+    """List the stages to run. Voice and vocoder are left out once their recipe's number of steps is reached."""
 
     def done(stage: str) -> bool:
         if not (RUNS / stage / RESULTS[stage]).is_file():
@@ -164,24 +165,25 @@ def unfinished() -> list[str]:
 
 
 def total_batches(recipe: dict[str, Any]) -> int:
-    """Number of training steps that a recipe sets."""
+    """Return the number of training steps that a recipe sets."""
     trainer, steps = recipe["trainer"], recipe["data"]["init_args"]["steps_per_epoch"]
     return trainer["max_steps"] if trainer.get("max_steps", -1) > 0 else trainer["max_epochs"] * steps
 
 
 def batches_done(checkpoint: Path) -> int:
-    """Number of batches that a checkpoint has seen. (With two optimizers Lightning counts a step twice.)"""
+    """Return the number of batches that a checkpoint has seen. (With two optimizers Lightning counts a step twice.)"""
     return read_checkpoint(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
 
 
 def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
-    """A stage's recipe, adapted to the time and the machine."""
+    """Return a stage's recipe, adapted to the time and the machine. start: the model that the joint stage begins from;
+    None: the earlier stages."""
     recipe = stage_recipe(stage)
     total = total_batches(recipe)
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
     written = data["steps_per_epoch"]
     steps = epoch_steps(time.left, 1.0, written)
-    if last(stage).is_file():  # schedules count in epochs: a resumed run keeps its steps an epoch
+    if last(stage).is_file():  # schedules count in epochs, so that a resumed run keeps its number of steps an epoch
         chosen = RUNS / stage / "schedule.yaml"
         steps = read_recipe(chosen)["data"]["init_args"]["steps_per_epoch"] if chosen.is_file() else written
     data["steps_per_epoch"] = steps
@@ -236,7 +238,8 @@ def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Out
 
 
 def vocoder_folder() -> Path:
-    """The folder of the vocoder in runs/; if there is none, of a copy of the shipped vocoder in the same layout."""
+    """Return the folder of the vocoder in runs/; if there is none, of a copy of the shipped vocoder in the same
+    layout."""
     own = RUNS / "vocoder"
     if (own / RESULTS["vocoder"]).is_file():
         return own

@@ -30,11 +30,12 @@ from mmdec.training.optim import Schedule, token_weight
 from mmdec.types import InputError
 
 SIZES = (256, 512, 1024)  # window sizes of the discriminators, in samples; the hop is a quarter
-SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss
+SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss, in samples
 
 
 class SpectrogramDiscriminator(nn.Module):
-    """Scores patches of a log-magnitude spectrogram as real or generated (after Jang et al., 2021)."""
+    """Scores patches of a log-magnitude spectrogram as real or generated (after Jang et al., 2021).
+    size: of the window, in samples. channels: of the first layer."""
 
     def __init__(self, size: int, channels: int) -> None:
         super().__init__()
@@ -75,7 +76,8 @@ class Discriminators(nn.Module):
 
 
 def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> Tensor:
-    """The discriminators' least-squares loss: scores of recordings should be 1, scores of generated sound 0."""
+    """Compute the discriminators' least-squares loss: scores of recordings (`truth`) should be 1, scores
+    of generated sound 0. Both sounds: (B, T)."""
     total = generated.new_zeros(())
     for (false, _), (true, _) in zip(judges(generated), judges(truth), strict=True):
         total = total + false.square().mean() + (true - 1).square().mean()
@@ -83,7 +85,8 @@ def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor)
 
 
 def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """The vocoder's adversarial loss, and the L1 distance of the discriminators' features from a recording's."""
+    """Compute the vocoder's adversarial loss, and the L1 distance of the discriminators' features from those of the
+    recordings (`truth`). Both sounds: (B, T)."""
     with torch.no_grad():
         wanted = judges(truth)
     fooled, matched, count = generated.new_zeros(()), generated.new_zeros(()), 0
@@ -96,14 +99,15 @@ def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> 
 
 
 def spectra(samples: Tensor, size: int) -> Tensor:
-    """Magnitudes (B, bins, frames) with a window of `size` samples and a hop of a quarter; differentiable."""
+    """Compute the magnitudes (B, bins, frames) of samples (B, T), with a window of `size` samples and a hop of a
+    quarter of it; differentiable."""
     window = torch.hann_window(size, device=samples.device)
     spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
     return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
 
 
 def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
-    """Spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), mean over resolutions."""
+    """Compute spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), as a mean over window sizes."""
     total = generated.new_zeros(())
     for size in SPECTRA:
         a, b = spectra(generated, size), spectra(truth, size)
@@ -137,7 +141,7 @@ class VocoderData(LightningDataModule):
 
     `acoustic` is a folder with `tts.safetensors` and `tts.json`. With it, half of the crops have the mel that this
     model predicts from the true durations, pitch and energy, because in use the vocoder reads predicted mels.
-    `max_bad_share`, `allow_absolute_paths`: see `Admission`.
+    `max_bad_share` is the largest share of rows that may be bad; `allow_absolute_paths` also allows outside files.
     """
 
     def __init__(
@@ -169,7 +173,7 @@ class VocoderData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """An empty list: the vocoder does not use phones."""
+        """Return an empty list: every data module is asked for its phones, but the vocoder uses none."""
         return []
 
     def prepare_data(self) -> None:
@@ -191,7 +195,7 @@ class VocoderData(LightningDataModule):
         self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the training mels, (80,) each."""
+        """Compute the mean and the standard deviation of the training mels, (80,) each."""
         mels = torch.from_numpy(np.concatenate([recording.mel for recording in self.train_set[:500]])).float()
         deviation, mean = torch.std_mean(mels, dim=0)
         return mean, deviation.clamp(min=1e-2)
@@ -211,8 +215,8 @@ class VocoderData(LightningDataModule):
 
 
 class _Pieces(torch.utils.data.Dataset[Crops]):
-    """A dataset of crops of `frames` frames; None: of whole recordings. An index is (recording, place of the crop in
-    0..1, choice in 0..1): a choice below 0.5 takes the predicted mel if there is one."""
+    """A dataset of crops of `frames` frames; None: of whole recordings. An index is (recording, place of the crop
+    from 0, the start, to 1, the end; choice in 0..1): a choice below 0.5 takes the predicted mel if there is one."""
 
     def __init__(self, recordings: list[Recording], frames: int | None) -> None:
         self.recordings, self.frames = recordings, frames
@@ -240,13 +244,13 @@ def stack(pieces: list[Crops]) -> Crops:
 
 
 def _continuous(contour: Tensor) -> Tensor:
-    """Fill in the unvoiced frames of a pitch contour (F,) in Hz; with a constant if all frames are unvoiced."""
+    """Fill in the unvoiced frames of a pitch contour (F,) in Hz; with 150 Hz if all frames are unvoiced."""
     return filled(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
 def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
-    """Read one recording, and pad it with silence to at least `least` frames. teacher: the acoustic model that predicts
-    its mel, and the model's phones; None: no prediction."""
+    """Read recording number `item`, and pad it with silence to at least `least` frames. teacher: the acoustic model
+    that predicts its mel, and the model's phones; None: no prediction."""
     samples = load_audio(speech.wav(item))
     frames = max(samples.shape[0] // HOP, least)
     samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
@@ -269,7 +273,7 @@ def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[st
 
 
 def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
-    """Load the model that `AcousticModule.export` wrote, and its units."""
+    """Load the model that `AcousticModule.export` wrote, and its phones, ordered by id."""
     if not (folder / "tts.json").is_file():
         raise InputError(f"`acoustic` must hold tts.json, but '{folder}' does not. Train the acoustic model first.")
     described = read_settings(folder / "tts.json", "acoustic")
@@ -314,7 +318,7 @@ class VocoderModule(LightningModule):
         self.learning_rate, self.warmup, self.weight_decay, self.seed = learning_rate, warmup, weight_decay, seed
         self.mel_weight, self.adversarial_from = mel_weight, adversarial_from
         self.adversarial_weight, self.feature_weight, self.judged = adversarial_weight, feature_weight, judged
-        self.batches = 0  # number seen over all runs; Lightning's own step counts both optimizers
+        self.batches = 0  # training batches seen, also before a resumption; Lightning's own step counts both optimizers
         torch.manual_seed(seed)
         self.vocoder = Vocoder(VocoderConfig())
         self.discriminators = Discriminators()  # always present, because a resumed run may need them

@@ -25,7 +25,7 @@ PHONES = frozenset(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905 # a list would take 40 lines
 )
 SETTINGS: Mapping[str, float] = {"lw": 6.5, "wip": 0.65}  # language weight, word insertion penalty; tuned on dev
-PEAK = 0.5  # of full scale; the samples' largest value is scaled to this
+PEAK = 0.5  # the samples are scaled so that their largest value is this part of full scale
 
 
 @final
@@ -83,13 +83,13 @@ class Recogniser:
 
 
 def spoken_words(text: str) -> list[str]:
-    """Lower-case words without punctuation. Hyphens separate words; apostrophes are kept."""
+    """Split a text into lower-case words without punctuation. Hyphens separate words; apostrophes are kept."""
     return [part for word in normalise_words(text) for part in word.split("-") if part]
 
 
 def dictionary(words: Iterable[str], lexicon: Lexicon, published: Path) -> dict[str, list[list[str]]]:
-    """Pronunciations in the acoustic model's phones, from the published dictionary, else from the lexicon. Words
-    without a pronunciation are left out."""
+    """Collect pronunciations in the acoustic model's phones, from the published dictionary, else from the lexicon.
+    Words without a pronunciation are left out."""
     wanted = set(words)
     pronunciations: dict[str, list[list[str]]] = {}
     with published.open(encoding="utf-8") as file:

@@ -61,7 +61,7 @@ class Rate:
         return max(0.0, low), min(1.0, high)  # rounding may exceed the bounds
 
     def summary(self) -> dict[str, float | int | None]:
-        """A JSON object: value, low, high, n; null where n is 0."""
+        """Return a JSON object: value, low, high, n; null where n is 0."""
         low, high = self.interval
         figures = {"value": self.value, "low": low, "high": high}
         return {**(figures if self.n else dict.fromkeys(figures)), "n": self.n}
@@ -76,7 +76,7 @@ class Score:
 
 
 def normalise(text: str) -> str:
-    """Lower case, no punctuation, single spaces: "It's half past two!" -> "its half past two".
+    """Normalise a text: lower case, no punctuation, single spaces: "It's half past two!" -> "its half past two".
 
     An apostrophe is deleted; any other punctuation becomes a space.
     """
@@ -86,7 +86,7 @@ def normalise(text: str) -> str:
 
 
 def exact(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[bool]:
-    """For each hypothesis, whether it equals one of its references, both normalised."""
+    """Return for each hypothesis whether it equals one of its references, both normalised."""
     _check_aligned(hypotheses, references)
     return [
         normalise(hypothesis) in {normalise(text) for text in accepted}
@@ -95,24 +95,24 @@ def exact(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> lis
 
 
 def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Errors per reference word over the corpus; both sides are normalised."""
+    """Compute the errors per reference word over the corpus; both sides are normalised."""
     _check_aligned(hypotheses, references)
     return _error_rate([normalise(text) for text in hypotheses], [normalise(text) for text in references])
 
 
 def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Errors per reference phone over the corpus; pauses inside a sentence count as phones."""
+    """Compute the errors per reference phone over the corpus; pauses inside a sentence count as phones."""
     _check_aligned(hypotheses, references)
     return _error_rate([" ".join(phones) for phones in hypotheses], [" ".join(phones) for phones in references])
 
 
 def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int:
-    """Number of edits between two phone sequences, as names or as unit numbers."""
+    """Count the edits between two phone sequences, as names or as unit numbers."""
     return int(extra("rapidfuzz.distance").Levenshtein.distance(phones, reference))
 
 
 def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexicon: Lexicon) -> int | None:
-    """The number of edits between phones and the nearest pronunciation of the nearest reference, without pauses.
+    """Count the edits between phones and the nearest pronunciation of the nearest reference, without pauses.
 
     Each word may have any of its pronunciations. None if each reference has a word that the lexicon lacks.
     """
@@ -124,8 +124,8 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
 def nearest_phone_errors(
     phones: Sequence[str], recorded: Sequence[str], references: Sequence[str], lexicon: Lexicon
 ) -> int:
-    """The fewest edits between phones and either the recording's phones or any reference's pronunciation, without
-    pauses.
+    """Count the fewest edits between phones and either the recording's phones or any reference's pronunciation,
+    without pauses.
 
     recorded: the recording's phones. lexicon: words in lower case.
     """
@@ -136,17 +136,17 @@ def nearest_phone_errors(
 
 
 def count_phones(phones: Sequence[str]) -> int:
-    """Number of phones without pauses."""
+    """Count the phones without pauses."""
     return sum(phone != PAUSE for phone in phones)
 
 
 def normalise_words(text: str) -> list[str]:
-    """Words as the lexicon spells them: lower case, with apostrophes and hyphens inside a word."""
+    """Split a text into words as the lexicon spells them: lower case, with apostrophes and hyphens inside a word."""
     return re.findall(r"[^\W_]+(?:['\-.][^\W_]+)*", text.replace("’", "'").lower())
 
 
 def number_spans(text: str) -> list[str]:
-    """Spoken numbers, times and prices: "Ten euros at half past two" -> ["ten euros", "half past two"].
+    """Find the spoken numbers, times and prices: "Ten euros at half past two" -> ["ten euros", "half past two"].
 
     A span is a longest run of number words; punctuation is ignored. Words in `INSIDE`, such as "and" and "past", belong
     to a span only between two number words.
@@ -167,7 +167,7 @@ def number_spans(text: str) -> list[str]:
 
 
 def span_kind(span: str) -> str:
-    """The kind of a span: "times", "prices" or "numbers"."""
+    """Return the kind of a span of number words: "times", "prices" or "numbers"."""
     words = set(span.split())
     if words & MONEY:
         return "prices"
@@ -175,8 +175,8 @@ def span_kind(span: str) -> str:
 
 
 def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Rate]:
-    """The share of hypotheses with the same number spans, in any order, as one of their references. Only sentences with
-    a number, time or price in a reference count. Keys: all, numbers, times, prices."""
+    """Compute the share of hypotheses with the same number spans, in any order, as one of their references. Only
+    sentences with a number, time or price in a reference count. Keys: all, numbers, times, prices."""
     _check_aligned(hypotheses, references)
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -191,24 +191,24 @@ def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Corpus BLEU against all references; their number may differ by sentence. Texts are not normalised."""
+    """Compute corpus BLEU against all references; their number may differ by sentence. Texts are not normalised."""
     return _corpus_score(extra("sacrebleu").BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Corpus chrF against all references."""
+    """Compute corpus chrF against all references."""
     return _corpus_score(extra("sacrebleu").CHRF(), hypotheses, references)
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """BLEU of a recogniser's transcripts; both sides are normalised by `as_heard`. Empty transcripts count as wrong."""
+    """Compute BLEU of a recogniser's transcripts, all normalised by `as_heard`. Empty transcripts count as wrong."""
     return bleu(*heard_alike(transcripts, references))
 
 
 def heard_alike(
     transcripts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Transcripts and references, normalised by `as_heard`."""
+    """Normalise transcripts and references by `as_heard`, as a voice reads them."""
     return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
 
 
@@ -225,7 +225,7 @@ def as_heard(text: str) -> str:
 def paired_scores(
     texts: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """For each system its "bleu" and "chrf", as JSON objects: value, low, high, p, signature.
+    """Compute for each system its "bleu" and "chrf", as JSON objects: value, low, high, p, signature.
 
     texts: each system's outputs, in the order of the references. Texts are not normalised. low and high bound the 95 %
         interval of a bootstrap over sentences. p is the p value of a paired bootstrap against the first system; None
@@ -259,19 +259,19 @@ def paired_scores(
 
 
 def _chance(result: Any, first: Any) -> float | None:
-    """sacrebleu's p value; 1 for equal scores, where sacrebleu would report 0.001."""
+    """Return sacrebleu's p value of a result; 1 for equal scores, where sacrebleu would report 0.001."""
     if result.p_value is None:
         return None
     return 1.0 if result.score == first.score else float(result.p_value)
 
 
 def sentence_chrf(text: str, references: Sequence[str]) -> float:
-    """chrF of one sentence against the nearest reference, 0 to 100."""
+    """Compute chrF of one sentence against the nearest reference, 0 to 100."""
     return float(extra("sacrebleu").CHRF().sentence_score(text, list(references)).score)
 
 
 def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[float]) -> float:
-    """Seconds of computation per second of source audio, over the corpus."""
+    """Return the seconds of computation per second of source audio, over the corpus."""
     _check_aligned(seconds_taken, seconds_audio)
     if sum(seconds_audio) <= 0:
         raise InputError(f"`seconds_audio` must sum to more than 0, but sums to {sum(seconds_audio)}. Check the audio.")
@@ -279,12 +279,13 @@ def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which the `share` (0 to 1) of the values lie, linearly interpolated; NaN for no values."""
+    """Return the value below which the `share` (0 to 1) of the values lie, interpolated linearly; NaN for no values."""
     return float(np.quantile(values, share)) if len(values) else math.nan
 
 
 def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Levenshtein distance from phones to the nearest pronunciation of the words; None if a word has none."""
+    """Compute the Levenshtein distance from phones to the nearest pronunciation of the words; None if a word has
+    none."""
     row = list(range(len(phones) + 1))
     for word in words:
         variants = [[phone for phone in sounds if phone != PAUSE] for sounds in _pronunciations(word, lexicon)]
@@ -295,7 +296,8 @@ def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lex
 
 
 def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
-    """Advance the Levenshtein distance by a pronunciation. row: the distances before it. Returns those after it."""
+    """Advance the Levenshtein distance by a pronunciation. row: the distances of all
+    beginnings of `phones` before it. Returns those after it."""
     for phone in pronunciation:
         following = [row[0] + 1]
         for index, other in enumerate(phones):
@@ -325,7 +327,8 @@ def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[S
 
 
 def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """The references in sacrebleu's layout: list k holds each sentence's k-th reference, None if it has fewer."""
+    """Arrange the references in sacrebleu's layout: list k holds each sentence's k-th reference, None if it has
+    fewer."""
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")
@@ -358,12 +361,13 @@ _STATED = r"(?:(?:[\w'-]+ )*(?:is|are|has|have|costs|says|shows|reads|leaves|at)
 
 
 def plain_answer(text: str) -> str:
-    """Lower case, single spaces, no full stop at the end."""
+    """Normalise an answer: lower case, single spaces, no full stop at the end."""
     return " ".join(text.casefold().split()).rstrip(".").rstrip()
 
 
 def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
-    """Whether a short answer equals the reference. For counting questions only the total must be right."""
+    """Return whether a short answer equals the reference. For counting questions only the total, `expected`,
+    must be right."""
     if task == "count":
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
@@ -371,8 +375,8 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
 
 
 def right_in_other_words(answer: str, expected: str) -> bool:
-    """Whether a short answer equals `expected`, alone or at the end of a sentence that states it ("The house is red."
-    for "red") and negates nothing. `right_answer` demands the reference's own words."""
+    """Return whether a short answer equals `expected`, alone or at the end of a sentence that states it ("The house is
+    red." for "red") and negates nothing. `right_answer` demands the reference's own words."""
     said, wanted = plain_answer(answer), plain_answer(expected)
     if not wanted or (_DENIAL.search(said) and not _DENIAL.search(wanted)):
         return False
@@ -409,18 +413,18 @@ class Edits:
 
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
-    """The fewest word edits from a reference to a hypothesis; split at white space, not normalised."""
+    """Count the fewest word edits from a reference to a hypothesis; split at white space, not normalised."""
     return _edits("process_words", " ".join(reference.split()), " ".join(hypothesis.split()), str.split)
 
 
 def character_edits(reference: str, hypothesis: str) -> Edits:
-    """The fewest character edits from a reference to a hypothesis, spaces between words included."""
+    """Count the fewest character edits from a reference to a hypothesis, spaces between words included."""
     return _edits("process_characters", " ".join(reference.split()), " ".join(hypothesis.split()), list)
 
 
 def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
-    """The error rate over utterances, a JSON object: value, low, high, substitutions, deletions, insertions, length.
-    value, low and high are None if all references are empty."""
+    """Compute the error rate over utterances, a JSON object: value, low, high, substitutions, deletions, insertions,
+    length. value, low and high are None if all references are empty."""
     value, low, high = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
     return {
         "value": _none_if_nan(value),

@@ -27,16 +27,17 @@ class PairBatch:
     """B sentences: source pieces padded to N, and the pieces of one translation each, padded to M."""
 
     pieces: Tensor  # (B, N, K), padded with 0; K alternatives for each piece, K = 1 if pieces are certain
-    weights: Tensor  # (B, N, K), sum 1
-    lengths: Tensor  # (B,)
-    units: Tensor  # (B, M) <s> ... </s>, padded with <pad>
+    weights: Tensor  # (B, N, K) probabilities of the alternatives
+    lengths: Tensor  # (B,) number of source pieces
+    units: Tensor  # (B, M) target pieces, from <s> to </s>, padded with <pad>
     unit_lengths: Tensor  # (B,)
     rows: list[int]  # indices in the split
 
 
 class Pairs(Dataset[PairBatch]):
     """A dataset of batches, given as lists of (sentence, index of its reference). With `confusions`, a `share` of the
-    sentences imitates a CTC head's errors, drawn from `seed`."""
+    sentences imitates a CTC head's errors, drawn from `seed`.
+    pieces: of each source sentence. units: of each of its references."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class Pairs(Dataset[PairBatch]):
         )
 
     def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Source pieces (N, K) of a sentence and their weights (N, K), either certain or with imitated errors."""
+        """Return source pieces (N, K) for a sentence's pieces `text`, and their weights (N, K): certain, or with
+        imitated errors."""
         if self.confusions is not None and draw.random() < self.share:
             return self.confusions.imitate(text, draw)
         best = 1 if self.confusions is None else self.confusions.pieces.shape[1]
@@ -121,7 +123,7 @@ class PairData(LightningDataModule):
 
     @property
     def units(self) -> list[list[str]]:
-        """Source and target pieces, ordered by id. The command line passes them to the model."""
+        """Return the source and target pieces, ordered by id. The command line passes them to the model."""
         return [self.pieces.names, self.english.names]
 
     def setup(self, stage: str) -> None:
@@ -160,7 +162,7 @@ class PairData(LightningDataModule):
         return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed, self.imitated), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        """The dev sentences in order, each with its first reference. Imitated errors are the same in every
+        """Load the dev sentences in order, each with its first reference. Imitated errors are the same in every
         validation."""
         pieces = [self.pieces.encode(heard(pair.source)) for pair in self.dev]
         units = [[self.english.encode(pair.references[0])] for pair in self.dev]
@@ -175,7 +177,8 @@ class PairData(LightningDataModule):
         units: Sequence[Sequence[Sequence[int]]],
         most: int,
     ) -> list[list[tuple[int, int]]]:
-        """Group (row, reference) pairs of about equal length into batches of at most `most` pieces."""
+        """Group (row, reference) pairs of about equal length into batches of at most `most` pieces. pieces, units: of
+        all sentences and their references."""
         sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
         batches: list[list[tuple[int, int]]] = [[]]
         for at in sorted(range(len(chosen)), key=sizes.__getitem__):

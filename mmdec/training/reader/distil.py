@@ -24,7 +24,7 @@ SHOW = 3200  # sentences between two lines of progress
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. Raises InputError for a file that cannot be read."""
+    """Run the command: translate sentences and write the pairs. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "pieces", "english", "text", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)

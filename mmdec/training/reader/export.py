@@ -60,16 +60,17 @@ class Runs:
 
 
 OPTIONAL = ("ngram", "english_ngram", "model")
-FRENCH = (80_000, 170_000, 220_000)  # the most n-grams of each order from 2; 2 MB in all
+FRENCH = (80_000, 170_000, 220_000)  # the most n-grams of orders 2, 3 and 4 to keep; 2 MB in all
 ENGLISH = (100_000, 80_000)
-LEVELS = 255  # number of levels of stored log-probabilities
+LEVELS = 255  # log-probabilities are stored in one byte, in this many steps
 
 
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None, card: str | None = None) -> Path:
     """Write a translator's folder.
 
     average: number of last checkpoints, of the head and of the reader, whose weights are averaged. strategy: the
-        default decoding strategy; None: "lookahead", or "autoregressive" if there is no graph decoder.
+        default decoding strategy; None: "lookahead", or "autoregressive" if there is no graph decoder. card: text
+        of the model card; None: a default text.
     Raises InputError where something is damaged, missing, or was trained on other pieces.
     """
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
@@ -189,7 +190,8 @@ def _same_pieces(part: str, wanted: object, found: object) -> None:
 
 
 def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
-    """Load a training module, and the facts about it that the folder records."""
+    """Load a training module with `load`, and the facts about it that the folder records. path: a checkpoint, or a
+    folder, whose last `average` checkpoints are averaged."""
     checkpoints = newest(path, average) if path.is_dir() else [path]
     module, step = load(checkpoints)
     options: Mapping[str, Any] = module.hparams
@@ -214,7 +216,7 @@ def read_vocoder_run(folder: Path) -> Vocoder:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Run the command: write a translator's folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a translator, whose is what no other argument names")
     parser.add_argument("--encoder", help="the name or folder of the Whisper whose encoder hears")

@@ -44,13 +44,13 @@ class Confusions:
     """
 
     pieces: Tensor  # (P, K) alternatives at each position, the likeliest first
-    weights: Tensor  # (P, K), sum 1
+    weights: Tensor  # (P, K) probabilities of the alternatives
     said: Tensor  # (O,) the spoken piece of each outcome
     starts: Tensor  # (O + 1,) the first position of each outcome, then P
 
     @cached_property
     def by_piece(self) -> dict[int, list[int]]:
-        """The outcomes of each spoken piece."""
+        """Map each spoken piece to the indices of its outcomes."""
         by_piece: dict[int, list[int]] = {}
         for outcome, piece in enumerate(self.said.tolist()):
             by_piece.setdefault(piece, []).append(outcome)
@@ -85,7 +85,7 @@ class Confusions:
 
     @cached_property
     def right(self) -> list[int]:
-        """The outcomes in which the head recognised the piece: it is the likeliest at the first position."""
+        """List the outcomes in which the head recognised the piece: it is the likeliest at the first position."""
         some = self.starts[1:] > self.starts[:-1]
         first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]
         return (some & (first == self.said)).nonzero()[:, 0].tolist()
@@ -112,7 +112,7 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
     for text, row in sentences:
         count = int(row.lengths[0])
         first = row.pieces[0, :count, 0].tolist()
-        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # positions of the start, then of each piece
+        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # positions for the start, then for each piece
         for tag, a, b, c, d in extra("rapidfuzz.distance").Levenshtein.opcodes(list(text), first):
             if tag == "insert":
                 found[a] += range(c, d)
@@ -145,7 +145,7 @@ def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. Raises InputError for a file that cannot be read."""
+    """Run the command: write the file of confusions. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head", type=Path, required=True, help="checkpoint, or a translator's folder")
     for name in ("pieces", "out"):

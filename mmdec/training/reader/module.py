@@ -99,8 +99,8 @@ class ReaderModule(LightningModule):
         seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
-        """The graph decoder's configuration: the autoregressive decoder's sizes, and links as in the small DASpeech.
-        None: no graph decoder."""
+        """Return the graph decoder's configuration: the autoregressive decoder's `sizes`, and links as in the small
+        DASpeech. None: no graph decoder."""
         if not self.options.graph_layers:
             return None
         links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
@@ -109,7 +109,7 @@ class ReaderModule(LightningModule):
         return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **least)
 
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
-        """The loss of a batch and its parts by name; `loss` is the weighted sum of the parts."""
+        """Compute the loss of a batch and its parts, by name; `loss` is the weighted sum of the parts."""
         net, trained = self.network, self.options.ar_weight > 0
         parts: dict[str, Tensor] = {"loss": torch.zeros((), device=batch.pieces.device)}
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
