@@ -41,7 +41,7 @@ OLDEST, FIRST_REFUSED = (5, 23), (5, 25)  # versions of transformers; as in pypr
 
 @lru_cache
 def transformers_release() -> tuple[int, ...]:
-    """The first two numbers of the version of transformers that is installed."""
+    """Return the first two numbers of the version of transformers that is installed."""
     return tuple(int(number) for number in re.findall(r"\d+", version("transformers"))[:2])
 
 
@@ -121,7 +121,7 @@ class Prior:
 
     @property
     def chain(self) -> tuple[float, ...]:
-        """Chance of each node of a chain of best tokens; () where nothing was measured."""
+        """Return the chance of each node of a chain of best tokens; () where nothing was measured."""
         return tuple(row[0] for row in self.ranks) if self.measured else ()
 
 

@@ -91,7 +91,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 def _of(source: AudioSource) -> str:
-    """The end of an error message with the file's name: " in 'a.wav'"."""
+    """Return the end of an error message with the file's name: " in 'a.wav'"."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
     return " in the file object"
@@ -289,7 +289,7 @@ def container_blocks(content: int | io.BytesIO, container: str, name: str, path:
 
 
 def conversion(path: str, convert: str = "Convert") -> str:
-    """The remedy for a sound file that cannot be read: FFmpeg's command for this file, if its name is printable.
+    """Return the remedy for a sound file that cannot be read: FFmpeg's command for this file, if its name is printable.
 
     convert: how the sentence begins.
     """
@@ -309,7 +309,7 @@ def _plain(path: str) -> str:
 
 
 def _file(content: int | io.BytesIO) -> BinaryIO:
-    """A file object at the beginning of `content`. Closing it leaves `content` open."""
+    """Return a file object at the beginning of `content`. Closing it leaves `content` open."""
     if isinstance(content, int):
         os.lseek(content, 0, os.SEEK_SET)
         return open(content, "rb", closefd=False)

@@ -70,7 +70,7 @@ class VoiceGate:
 
     @property
     def waiting(self) -> int:
-        """Number of blocks that are not decided yet."""
+        """Return the number of blocks that are not decided yet."""
         return len(self._waiting)
 
     def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
@@ -112,7 +112,7 @@ class Window:
 
     @property
     def end(self) -> int:
-        """Index after its last sample."""
+        """Return the index after its last sample."""
         return self.start + len(self.samples)
 
 
@@ -142,7 +142,7 @@ class SpeechWindows:
 
     @property
     def heard(self) -> int:
-        """Number of samples of the stream so far."""
+        """Return the number of samples of the stream so far."""
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
     def add(self, samples: Tensor) -> list[Window]:
@@ -189,12 +189,12 @@ class SpeechWindows:
         return closed
 
     def _last(self) -> int:
-        """Number of blocks up to the last voice."""
+        """Return the number of blocks up to the last voice."""
         return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
 
     def _pause_inside(self) -> int:
-        """Where a full window is cut, in blocks, in its second half: in the middle of the longest pause (with `latest`,
-        of the last clear pause), else at the quietest block."""
+        """Return where a full window is cut, in blocks, in its second half: in the middle of the longest pause (with
+        `latest`, of the last clear pause), else at the quietest block."""
         half, runs, begin = len(self._blocks) // 2, list[tuple[int, int]](), 0
         for index, voiced in enumerate([*self._voiced, True]):
             if voiced:
@@ -247,12 +247,12 @@ class PipedSound:
 
 
 def looks_like_a_file(head: bytes) -> bool:
-    """Whether the first 12 bytes are those of a sound file other than wav, which is read whole."""
+    """Return whether the first 12 bytes are those of a sound file other than wav, which is read whole."""
     return head.startswith(FILES) or head[4:8] == b"ftyp"
 
 
 def is_wav(head: bytes) -> bool:
-    """Whether the first 12 bytes are those of a wav stream."""
+    """Return whether the first 12 bytes are those of a wav stream."""
     return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
 
 

@@ -132,7 +132,7 @@ def _mel_filters(device: torch.device) -> Tensor:  # (513, 80)
 
 @lru_cache(maxsize=8)
 def _kaldi(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Povey's window (400,), and the filters (257, 80) of 20 to 8000 Hz."""
+    """Return Povey's window (400,), and the filters (257, 80) of 20 to 8000 Hz."""
     filters = mel_filter_bank(257, MELS, 20.0, 8000.0, SAMPLE_RATE, mel_scale="kaldi", triangularize_in_mel_space=True)
     with torch.inference_mode(False):
         window = window_function(400, "povey", periodic=False)
@@ -284,7 +284,7 @@ def voiced_frames(samples: Tensor) -> np.ndarray:
 
 
 def webrtc_package() -> Any:
-    """The package webrtcvad. Raises InputError if it is not installed."""
+    """Return the package webrtcvad. Raises InputError if it is not installed."""
     try:
         return import_module("webrtcvad")
     except ImportError as error:

@@ -21,7 +21,7 @@ MAX_NODES = 1024  # maximum nodes of a draft, whose mask grows with the square
 
 
 def show(value: object) -> str:
-    """A value for an error: its repr if short and plain, else its type. The same in every process."""
+    """Return a value for an error: its repr if short and plain, else its type. The same in every process."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         try:
             text = repr(value)
@@ -129,7 +129,7 @@ def check_finite(name: str, value: float, remedy: str) -> float:
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """The end of an error about a misspelt name: " Did you mean 'eagle'?"; "" if no name is similar."""
+    """Return the end of an error about a misspelt name: " Did you mean 'eagle'?"; "" if no name is similar."""
     near = get_close_matches(given, [*names], 1) if isinstance(given, str) else []
     return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -53,11 +53,12 @@ def check_same_dtype(dtype: object, own: torch.dtype) -> None:
 
 
 def quick_dtype(device: str | torch.device | None) -> torch.dtype:
-    """bfloat16 on a GPU that supports it in hardware, else float32. Raises InputError for an impossible device."""
+    """Return bfloat16 on a GPU that supports it in hardware, else float32. Raises InputError for an impossible
+    device."""
     quick = check_device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if quick else torch.float32
 
 
 def fast_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 products are faster than float32 on this device; CPUs before AVX-512 are not."""
+    """Return whether bfloat16 products are faster than float32 on this device; CPUs before AVX-512 are not."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

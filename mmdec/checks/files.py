@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """A path for an error: one line of limited length."""
+    """Return a path for an error: one line of limited length."""
     text = printable(os.fsdecode(path))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -121,7 +121,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
 
 
 def _replaced_mode(path: Path) -> int | None:
-    """The permissions of the file to replace; None if there is none. Raises InputError if it is not a regular file."""
+    """Return the permissions of the file to replace; None if there is none. Raises InputError if it is not a regular
+    file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -131,14 +132,14 @@ def _replaced_mode(path: Path) -> int | None:
 
 
 def reason(error: Exception) -> str:
-    """The reason of an error in a few words: the system's own text if it is an OSError."""
+    """Return the reason of an error in a few words: the system's own text if it is an OSError."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error)) or type(error).__name__
 
 
 def one_line(error: BaseException) -> str:
-    """The type and message of another library's error, in one line of limited length."""
+    """Return the type and message of another library's error, in one line of limited length."""
     return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
 
@@ -163,10 +164,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers get the same name."""
+    """Return readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers get the same name."""
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def failure(error: Exception) -> str:
-    """The one-line message for an input that failed. Errors other than mmdec's own include their type."""
+    """Return the one-line message for an input that failed. Errors other than mmdec's own include their type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"

@@ -81,7 +81,7 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
 
 
 def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
-    """The weight files of a model in transformers' layout: one file, or those in its index.
+    """Return the weight files of a model in transformers' layout: one file, or those in its index.
 
     prefixes: how the names of the needed tensors begin. Raises: InputError unless each is a safetensors file inside the
         folder.
@@ -101,7 +101,7 @@ def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = AL
 
 
 def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
-    """The safetensors file of this name. Raises InputError if it is missing, a pickle, or outside the folder.
+    """Return the safetensors file of this name. Raises InputError if it is missing, a pickle, or outside the folder.
 
     A snapshot in the hub's cache links to the cache's `blobs`, which counts as inside.
     """
@@ -132,7 +132,7 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
 
 
 def lies_inside(file: Path, folder: Path) -> bool:
-    """Whether the real path of a file or folder is inside `folder`, or in its hub cache's blobs."""
+    """Return whether the real path of a file or folder is inside `folder`, or in its hub cache's blobs."""
     try:
         real, home = file.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a circular link, or an invalid name
@@ -170,7 +170,7 @@ def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: st
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite, nor too large for float32."""
+    """Return whether no element is NaN or infinite, nor too large for float32."""
     if tensor.is_complex():  # float() would drop the imaginary part
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():

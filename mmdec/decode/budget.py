@@ -89,7 +89,7 @@ class Budget:
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
-        """A budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0: plain decoding."""
+        """Return a budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0: plain decoding."""
         if nodes < 0:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
         if depth is not None and not (1 if nodes else 0) <= depth:
@@ -158,11 +158,13 @@ class Budget:
                 self._waited = 0
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The cost curves in seconds: the target's by columns; by depth, the drafter's for chains and for trees."""
+        """Return the cost curves in seconds: the target's by columns; by depth, the drafter's for chains and for
+        trees."""
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The cost curves to plan with: a larger batch size's, if this size has few timings (rows have just ended)."""
+        """Return the cost curves to plan with: a larger batch size's, if this size has few timings (rows have just
+        ended)."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -173,7 +175,7 @@ class Budget:
         return own
 
     def plain_seconds(self, batch: int) -> float:
-        """Seconds of a plain pass; without timings, estimated from passes with more rows, else 0."""
+        """Return the seconds of a plain pass; without timings, estimated from passes with more rows, else 0."""
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
             return own.at(1)
@@ -182,7 +184,8 @@ class Budget:
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """The acceptance chance below which a chain's next node does not pay; `UNTIMED` if too little was timed."""
+        """Return the acceptance chance below which a chain's next node does not pay; `UNTIMED` if too little was
+        timed."""
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.reach - 1, chain.reach, LENGTH)
         if nodes < FIRST:
@@ -192,14 +195,14 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _least(self, batch: int) -> float:
-        """How many accepted tokens pay for a target pass over two columns instead of one; 0 until such a pass was
-        timed."""
+        """Return how many accepted tokens pay for a target pass over two columns instead of one; 0 until such a pass
+        was timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
         return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
 
     def _affordable(self, plain: float) -> float:
-        """Seconds that this round may lose. plain: seconds of a plain pass."""
+        """Return the seconds that this round may lose. plain: seconds of a plain pass."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
         return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
@@ -249,7 +252,7 @@ class Budget:
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
-            """Whether the run can afford the plan if no node is accepted."""
+            """Return whether the run can afford the plan if no node is accepted."""
             columns = plan.nodes + 1
             risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
             timed = target.samples(columns)

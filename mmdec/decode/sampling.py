@@ -152,7 +152,7 @@ class Sequences:
         self._written = [0] * batch  # how many of a row's tokens were copied into its ids
 
     def row(self, row: int) -> Tensor:
-        """Ids (1, L) of a row: prompt with padding, and generated tokens."""
+        """Return the ids (1, L) of a row: prompt with padding, and generated tokens."""
         tokens, begin = self.tokens[row], self._written[row]
         end = self.start + len(tokens)
         while end > self._ids.shape[1]:
@@ -163,14 +163,16 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Whether the row's processors do nothing, at this and all later positions, but what `suppressed` does."""
+        """Return whether the row's processors do nothing, at this and all later positions, but what `suppressed`
+        does."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
         return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
 
     def suppressed(self, logits: Tensor) -> Tensor:
-        """Raw logits (..., V) in float32, with the tokens suppressed that are forbidden at every position."""
+        """Return the raw logits (..., V) in float32, with the tokens suppressed that are forbidden at every
+        position."""
         logits = logits.to(torch.float32)  # float32 as in `warped`, so that ties are the same in both
         for each in self._suppressions or ():
             if each.only_at is None:
@@ -178,11 +180,12 @@ class Sequences:
         return logits
 
     def room(self, row: int) -> int:
-        """How many more tokens the row may get before it ends by its maximum length."""
+        """Return how many more tokens the row may get before it ends by its maximum length."""
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def reach(self, row: int) -> int:
-        """How many tokens the next round may add to the row, by the row's `room` and by the target's positions."""
+        """Return how many tokens the next round may add to the row, by the row's `room` and by the target's
+        positions."""
         room = self.room(row)
         return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
@@ -205,7 +208,7 @@ class Sequences:
         self._written[row] = min(self._written[row], len(self.tokens[row]))
 
     def state(self, row: int) -> list[Processor] | None:
-        """A copy of the row's processors in their current state."""
+        """Return a copy of the row's processors in their current state."""
         return None if self.processors is None else _copied(self.processors[row])
 
     def restore(self, row: int, state: list[Processor]) -> None:
@@ -224,15 +227,16 @@ class Sequences:
         return done
 
     def padded(self, pad: int) -> Tensor:
-        """Ids (B, longest) of all rows with their prompts; shorter rows are padded on the right with `pad`."""
+        """Return the ids (B, longest) of all rows with their prompts; shorter rows are padded on the right with
+        `pad`."""
         longest = max(map(len, self.tokens))
         rows = [row + [pad] * (longest - len(row)) for row in self.tokens]
         return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Stopping criteria for one more row: those bound to the batch are copied; the others have no state, and are
-    shared."""
+    """Return the stopping criteria for one more row: those bound to the batch are copied; the others have no state, and
+    are shared."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]
@@ -298,7 +302,7 @@ class KeyedSample:
 
 
 def keyed(device: torch.device, *key: int | str) -> torch.Generator:
-    """A generator seeded by the key alone; different keys give independent streams."""
+    """Return a generator seeded by the key alone; different keys give independent streams."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -338,11 +342,11 @@ class ScoreRecorder:
         self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
 
     def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
-        """A row's first `count` scores, (1, V) each."""
+        """Return a row's first `count` scores, (1, V) each."""
         return tuple(self._kept[row][step][None] for step in range(count))
 
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Scores (B, V) for each new token of the longest row; zeros after a row's end."""
+        """Return the scores (B, V) for each new token of the longest row; zeros after a row's end."""
         blank = torch.zeros_like(self._kept[0][0])
         return tuple(
             torch.stack([row[step] if step < size else blank for row, size in zip(self._kept, lengths, strict=True)])

@@ -65,14 +65,14 @@ class Acceptance:
         self.gap = 1  # rounds between two trial drafts while drafting does not pay
 
     def content(self) -> dict[str, Any]:
-        """The statistics, for JSON."""
+        """Return the statistics, for JSON."""
         names = ("prior", "hits", "trials", "ending", "of_trees", "offered", "chains_only", "gap")
         trees = [[*shape, *mean] for shape, mean in self.trees.items()]
         return {**{name: getattr(self, name) for name in names}, "trees": trees}
 
     def chain(self, deepest: int = DEEPEST) -> list[float]:
-        """Acceptance chances p_i of nodes i = 1 .. `deepest`. A depth never observed gets the prior's chance, or
-        without a prior that of depth i - 1."""
+        """Return the acceptance chances p_i of nodes i = 1 .. `deepest`. A depth never observed gets the prior's
+        chance, or without a prior that of depth i - 1."""
         chances: list[float] = []
         before = UNKNOWN
         for i in range(1, deepest + 1):
@@ -85,7 +85,7 @@ class Acceptance:
         return chances
 
     def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
+        """Return the expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
 
         chances: acceptance chances, as `chain` returns them. An unobserved depth is assumed to be drafted as often as
             the depth above, and accepted by its chance.
@@ -105,7 +105,7 @@ class Acceptance:
         return drafted, accepted
 
     def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
-        """Expected accepted nodes of a tree.
+        """Return the expected accepted nodes of a tree.
 
         For an untried tree size: the prediction from `chances`, scaled by the ratio of accepted to predicted nodes so
         far.
@@ -188,7 +188,7 @@ class CostCurve:
         self.timed = 0  # number of timings so far
 
     def samples(self, count: int) -> int:
-        """Number of timings in the count's bucket."""
+        """Return the number of timings in the count's bucket."""
         return len(self.windows.get((count - 1).bit_length(), ()))
 
     def add(self, count: int, seconds: float) -> None:
@@ -210,7 +210,7 @@ class CostCurve:
         self._connect()
 
     def content(self) -> dict[str, Any]:
-        """The timings, for JSON."""
+        """Return the timings, for JSON."""
         windows = [[bucket, [list(timing) for timing in window]] for bucket, window in self.windows.items()]
         return {"reach": self.reach, "timed": self.timed, "windows": windows}
 
@@ -231,8 +231,8 @@ class CostCurve:
         self._points.reverse()
 
     def at(self, count: float) -> float:
-        """Seconds at a count, from buckets with enough timings. Below the first point it returns the first point's
-        seconds, and without any timings 0."""
+        """Return the seconds at a count, from buckets with enough timings. Below the first point it returns the first
+        point's seconds, and without any timings 0."""
         if not self._points:
             return 0.0
         before = after = self._points[0]
@@ -246,7 +246,7 @@ class CostCurve:
         return after[1] + self._slope * rise * (count - after[0])
 
     def pessimistic(self, count: int) -> float:
-        """A cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
+        """Return a cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
 
         A count beyond the largest timed count is assumed to take at least the seconds of that one, times the square
         root of the ratio of both counts.
@@ -286,7 +286,8 @@ class PairStatistics:
     accuracy: HeadAccuracy | None = None  # only for drafters with `Needs.prior`
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Cost curves of the target, of the drafter's chains and of its trees, for batches of up to 2 ** power rows."""
+        """Return the cost curves of the target, of the drafter's chains and of its trees, for batches of up to 2 **
+        power rows."""
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:
@@ -295,12 +296,12 @@ class PairStatistics:
 
 
 def target_curve() -> CostCurve:
-    """An empty cost curve for a target: seconds by columns."""
+    """Return an empty cost curve for a target: seconds by columns."""
     return CostCurve(0.5, False, ENOUGH)
 
 
 def drafter_curve() -> CostCurve:
-    """An empty cost curve for a drafter: seconds by depth."""
+    """Return an empty cost curve for a drafter: seconds by depth."""
     return CostCurve(1.0, True, 1)
 
 
@@ -318,7 +319,7 @@ class DecodingStatistics:
         self._pairs: dict[Pair, PairStatistics] = {}  # in order of use, the least recent first
 
     def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
-        """The measurements of a pair, created if there are none.
+        """Return the measurements of a pair, created if there are none.
 
         pair: target, device and drafter.
         prior: acceptance chances in [0, 1] of a chain's nodes 1, 2, ..., used for a new pair. Default (): unknown.
@@ -412,7 +413,7 @@ class DecodingStatistics:
 
 
 def _contents(curves: Mapping[int, CostCurve]) -> list[dict[str, Any]]:
-    """The cost curves of each batch size, for JSON."""
+    """Return the cost curves of each batch size, for JSON."""
     return [{"power": power, **curve.content()} for power, curve in curves.items()]
 
 

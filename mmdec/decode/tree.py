@@ -38,7 +38,7 @@ def bool_list(values: Tensor) -> list[bool]:
 
 
 def single(roots: Tensor) -> Draft:
-    """The draft of plain decoding: only the roots (B,)."""
+    """Return the draft of plain decoding: only the roots (B,)."""
     return Draft(roots[:, None], torch.full_like(roots, -1)[:, None], torch.ones_like(roots))
 
 
@@ -57,7 +57,8 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of each node of one row; the root has depth 0. parents: each node's parent; parents[0] is not read."""
+    """Return the depth of each node of one row; the root has depth 0. parents: each node's parent; parents[0] is not
+    read."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -65,7 +66,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def height(draft: Draft) -> int:
-    """Depth of the deepest node of any row."""
+    """Return the depth of the deepest node of any row."""
     rows = zip(int_rows(draft.parents), int_list(draft.size), strict=True)
     return max(max(depths(parents[:size])) for parents, size in rows)
 
@@ -151,12 +152,12 @@ class HeadAccuracy:
         return len(self._hits)
 
     def counts(self) -> tuple[list[list[float]], list[float]]:
-        """Hits of each depth's ranks, and trials of each depth; older observations weigh less."""
+        """Return the hits of each depth's ranks, and trials of each depth; older observations weigh less."""
         with self._lock:
             return [list(row) for row in self._hits], list(self._trials)
 
     def chances(self) -> list[list[float]]:
-        """Current estimates [depth][rank]: hits divided by trials."""
+        """Return the current estimates [depth][rank]: hits divided by trials."""
         with self._lock:
             return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
@@ -172,7 +173,7 @@ class HeadAccuracy:
                 self._trees = {}
 
     def tree(self, nodes: int, depth: int) -> list[Node]:
-        """The best `nodes` nodes that are at most `depth` deep, as (parent, depth from 0, rank).
+        """Return the best `nodes` nodes that are at most `depth` deep, as (parent, depth from 0, rank).
 
         Node 0 is the root; the list begins with node 1. If `nodes` is at most `depth` the result is a chain. The
         likeliest path comes first, so that the cache needs no moves if it is accepted.
@@ -194,7 +195,8 @@ class HeadAccuracy:
 
 
 def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:
-    """The `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks along its path from the root.
+    """Return the `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks along its path from the
+    root.
 
     chances: [depth][rank], given that all tokens above are right. A node's chance is the product along its path; nodes
         with chance 0 are left out. A node comes after its parent.

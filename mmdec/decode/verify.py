@@ -43,14 +43,14 @@ class RowTree:
     likeliest: Callable[[], list[int]]  # each node's most probable token; valid only if `Sequences.alike`
 
     def drawn(self, node: int) -> Tensor | None:
-        """The distribution (V,) float64 that a node's children were drawn from; zeros if no child was drawn."""
+        """Return the distribution (V,) float64 that a node's children were drawn from; zeros if no child was drawn."""
         if self.probs is None:
             return None
         q = self.probs[node].double()
         return q / q.sum().clamp(min=1e-300)
 
     def first(self, eos: Set[int]) -> list[int]:
-        """The chain of first children, root included, up to a token that ends the row."""
+        """Return the chain of first children, root included, up to a token that ends the row."""
         chain = [0]
         while self.children[chain[-1]] and (len(chain) == 1 or self.tokens[chain[-1]] not in eos):
             chain.append(self.children[chain[-1]][0])
@@ -174,7 +174,7 @@ class Stream:
     generator: torch.Generator | None = None
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """The plan with a temperature and the drafter's random generator."""
+        """Return the plan with a temperature and the drafter's random generator."""
         if self.generator is None:
             self.generator = keyed(device, self.seed, "draft")
         return replace(plan, temperature=self.temperature, generator=self.generator)
@@ -307,5 +307,5 @@ class TypicalRule:
 
 
 def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
-    """The target's distribution (V,) in float64, after all processors."""
+    """Return the target's distribution (V,) in float64, after all processors."""
     return text.warped(row, logits)[0].double().softmax(-1)

@@ -50,13 +50,13 @@ class Stopwatch:
         self._lap = self.now()
 
     def now(self) -> float:
-        """Wall-clock seconds since some fixed moment."""
+        """Return wall-clock seconds since some fixed moment."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - _elsewhere.waited
 
     def processor(self) -> float:
-        """CPU seconds of this thread, since some fixed moment.
+        """Return CPU seconds of this thread, since some fixed moment.
 
         It returns wall-clock seconds for a GPU, whose work takes no CPU time, and on Windows, which counts CPU time in
         steps of 16 ms.
@@ -65,11 +65,12 @@ class Stopwatch:
         return time.thread_time() + _elsewhere.worked if counts else self.now()
 
     def process(self) -> float:
-        """CPU seconds of all threads of this process, since some fixed moment; `processor` counts this thread alone."""
+        """Return CPU seconds of all threads of this process, since some fixed moment; `processor` counts this thread
+        alone."""
         return time.process_time()
 
     def lap(self) -> float:
-        """Seconds since the last lap ended; starts the next one."""
+        """Return the seconds since the last lap ended, and start the next lap."""
         now = self.now()
         seconds, self._lap = now - self._lap, now
         return seconds

@@ -95,16 +95,16 @@ class Alignment:
         return held
 
     def place(self) -> int:
-        """The frame at which the accepted text most likely ends; of equally good frames, the last one."""
+        """Return the frame at which the accepted text most likely ends; of equally good frames, the last one."""
         reached = np.maximum(self._closed, self._open)
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
     def score(self) -> float:
-        """The score of the best path that spells the accepted text; 0 if the head's best path spells it."""
+        """Return the score of the best path that spells the accepted text; 0 if the head's best path spells it."""
         return float(np.maximum(self._closed, self._open).max())
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
-        """At most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
+        """Return at most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
 
         A piece's chance is its probability at its first frame times the lowest probability of the blanks before it. If
         the piece has a higher probability at one of its later frames, its chance is that probability.
@@ -126,7 +126,7 @@ class Alignment:
         return found
 
     def choices(self, frame: int) -> list[tuple[int, float]]:
-        """The likeliest pieces of a frame, the blank first: (piece, log-probability)."""
+        """Return the likeliest pieces of a frame, the blank first: (piece, log-probability)."""
         if frame not in self._choices:
             row = self._logprobs[frame]
             found = [(BLANK, float(row[BLANK]))]
@@ -187,8 +187,8 @@ class Text:
     gain: float = 0.0  # score of its last piece by the n-gram, `LENGTH` included
 
     def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
-        """The text with one more piece; the log-probability of the piece's frame is not added yet. The n-gram has no
-        `MARK`."""
+        """Return the text with one more piece; the log-probability of the piece's frame is not added yet. The n-gram
+        has no `MARK`."""
         if piece == MARK:
             return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
         gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH
@@ -210,7 +210,7 @@ class Row:
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
-    """How many of the states (B, S, D) a head reads: those of the sound and of some silence after it.
+    """Return how many of the states (B, S, D) a head reads: those of the sound and of some silence after it.
 
     sound: (B, mels, T) what was encoded. The padding after a recording has equal columns. None: all states are read.
     """
@@ -258,7 +258,7 @@ class Ctc:
 
     @property
     def name(self) -> str:
-        """Names the head by a digest of its weights."""
+        """Name the head by a digest of its weights."""
         entries = self.model and sum(map(len, self.model.successors.values()))
         return f"ctc-{fingerprint(self.head, self.pieces.kept[:8], entries)}"
 
@@ -347,8 +347,8 @@ class Ctc:
         return draft
 
     def _continued(self, row: Row, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
-        """The transcript's tokens after the accepted text, timestamps and end token included; each with its chance to
-        be right, given that those before it are right."""
+        """Return the transcript's tokens after the accepted text, timestamps and end token included; each with its
+        chance to be right, given that those before it are right."""
         most, place = 3 * depth + 3, alignment.place()
         if self.model is None:
             heard = alignment.heard(place, most)
@@ -382,8 +382,8 @@ class Ctc:
 
     @staticmethod
     def _skipped(row: Row, texts: Sequence[bytes]) -> int:
-        """How many of the first pieces cannot come next. If the head heard something else than the last token, the rest
-        of that word is skipped. A new segment begins with a new word."""
+        """Return how many of the first pieces cannot come next. If the head heard something else than the last token,
+        the rest of that word is skipped. A new segment begins with a new word."""
         begins = row.timed and row.last >= 0 and row.last >= row.first_time
         at = 0
         while at < len(texts) and texts[at] and (begins or row.unheard):
@@ -394,7 +394,7 @@ class Ctc:
         return at
 
     def _time(self, frame: int) -> int:
-        """The timestamp token of a frame."""
+        """Return the timestamp token of a frame."""
         return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:

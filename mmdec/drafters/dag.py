@@ -125,7 +125,7 @@ class DagDrafter:
 
 
 def _two(chances: np.ndarray) -> tuple[int, int]:
-    """The most probable and the second most probable unit of chances (V,)."""
+    """Return the most probable and the second most probable unit of chances (V,)."""
     first = int(chances.argmax())
     kept = chances[first]
     chances[first] = -1.0

@@ -38,7 +38,7 @@ class DraftCache:
 
     @property
     def uneven(self) -> bool:
-        """Whether some row is shorter than another."""
+        """Return whether some row is shorter than another."""
         return self._uneven is not None
 
     def append(self, keys: Tensor, values: Tensor, counts: Sequence[int]) -> None:
@@ -77,8 +77,8 @@ class DraftCache:
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
     def written_mask(self, size: int, width: int) -> Tensor:
-        """The additive mask (B, 1, size, width) of `size` columns that `write` has written: each sees its row's columns
-        up to itself."""
+        """Return the additive mask (B, 1, size, width) of `size` columns that `write` has written: each sees its row's
+        columns up to itself."""
         device = self._keys.device
         last = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(size, device=device)
         hidden = torch.arange(width, device=device) > last[..., None]
@@ -113,8 +113,8 @@ class DraftCache:
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of the
-        columns behind shorter rows (None if all rows are equally long)."""
+        """Return the last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of
+        the columns behind shorter rows (None if all rows are equally long)."""
         keys, values = self._layer(self._layers - 1)
         return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
 
@@ -136,7 +136,7 @@ class DraftCache:
             self._uneven = None if min(self.lengths) == self.width else self._uneven[live, ..., : self.width]
 
     def _layer(self, layer: int) -> Pair:
-        """One layer's keys and values (B, h, C, d)."""
+        """Return one layer's keys and values (B, h, C, d)."""
         if self._layers == 1:
             return self._keys, self._values
         heads = self._keys.shape[1] // self._layers

@@ -51,7 +51,7 @@ class Flash:
 
     @property
     def name(self) -> str:
-        """Names the system, width, a digest of the network's weights, and chain or tree."""
+        """Name the system, width, a digest of the network's weights, and chain or tree."""
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
@@ -120,7 +120,7 @@ class Slots(Levels):
 
     @property
     def first(self) -> Tensor:
-        """The feature (B, 1, H) from which the first level is predicted."""
+        """Return the feature (B, 1, H) from which the first level is predicted."""
         return self.slots[:, :1]
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
@@ -178,7 +178,7 @@ class Slots(Levels):
         return self.head.finish(hidden, features[:, 0])
 
     def _positions(self, count: int) -> Tensor:
-        """Positions (B, count) that follow the block's column."""
+        """Return positions (B, count) that follow the block's column."""
         starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
         return starts + self.done + torch.arange(count, device=self.device)
 
@@ -198,7 +198,7 @@ class Blocks:
 
     @property
     def first(self) -> Vector:
-        """The feature (H,) from which the first token is predicted."""
+        """Return the feature (H,) from which the first token is predicted."""
         return self.slots[0]
 
     def follow(self, token: int, feature: Vector) -> Vector:

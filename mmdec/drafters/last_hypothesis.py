@@ -85,7 +85,7 @@ class LastHypothesis:
 
 
 def _merged(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
-    """The tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
+    """Return the tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
     tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
     for tail in tails:
         at = 0
@@ -101,7 +101,7 @@ def _merged(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list
 
 
 def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:
-    """The place in a text after one more token, the last of `text`."""
+    """Return the place in a text after one more token, the last of `text`."""
     if place.at < len(tokens) and tokens[place.at] == text[-1]:
         return _Place(place.at + 1)
     best: tuple[int, int, int] | None = None  # (tokens that are equal, -distance, index)

@@ -145,7 +145,8 @@ class Levels:
         return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The `width` likeliest children of nodes with hidden (B, n, H): log-probabilities and tokens (B, n, width)."""
+        """Return the `width` likeliest children of nodes with hidden (B, n, H): log-probabilities and tokens (B, n,
+        width)."""
         values, drafted = _best(self.drafter.logits(hidden), width)
         return values, self.drafter.network.token_ids(drafted)
 
@@ -225,7 +226,7 @@ class BlockLevels(Levels):
 def _tree_of_ranks(
     chances: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], nodes: int
 ) -> tuple[list[int], list[int]]:
-    """The tokens and parents of one row's likeliest paths. chances, ids: [depth][rank]."""
+    """Return the tokens and parents of one row's likeliest paths. chances, ids: [depth][rank]."""
     paths = sorted(likeliest_paths(chances, nodes))
     index = {(): 0} | {path: node for node, path in enumerate(paths, 1)}
     return [ids[len(path) - 1][path[-1]] for path in paths], [index[path[:-1]] for path in paths]
@@ -268,7 +269,7 @@ def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
-    """Positions (B, size): each row counts up from its start."""
+    """Return positions (B, size): each row counts up from its start."""
     if len(starts) == 1:
         return torch.arange(starts[0], starts[0] + size, device=device)[None]
     return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)

@@ -60,7 +60,7 @@ class Row:
                 table[value] = (end, ends[0] if ends else 0)
 
     def _longest(self) -> tuple[int, int]:
-        """Length of the longest match of the text's end, and its latest earlier position; (0, 0): none."""
+        """Return the length of the longest match of the text's end, and its latest earlier position; (0, 0): none."""
         for n in range(min(len(self._heads), len(self.text)), 0, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
             if at:
@@ -68,8 +68,8 @@ class Row:
         return 0, 0
 
     def chance(self, shortest: int) -> float:
-        """How often matches as long as the present one predicted the next token correctly so far, in [0, 1]; 0 without
-        a match."""
+        """Return how often matches as long as the present one predicted the next token correctly so far, in [0, 1]; 0
+        without a match."""
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
@@ -86,7 +86,8 @@ class Row:
         return found
 
     def matches(self, shortest: int) -> list[int]:
-        """Earlier positions where the text's last n tokens occur: the latest for each n, the longest n first."""
+        """Return the earlier positions where the text's last n tokens occur: the latest for each n, the longest n
+        first."""
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
@@ -152,7 +153,7 @@ class Lookup:
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the nodes below the root."""
+        """Return tokens and parents of the nodes below the root."""
         tokens: list[int] = []
         parents: list[int] = []
         depth = min(plan.depth, plan.nodes)

@@ -84,7 +84,7 @@ class Medusa:
 
     @property
     def name(self) -> str:
-        """Names the kind, the number of heads, and digests of their weights and prior."""
+        """Name the kind, the number of heads, and digests of their weights and prior."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
@@ -202,7 +202,7 @@ def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) ->
 
 
 def expected(heads: int) -> list[list[float]]:
-    """Prior chances [head][rank] for heads without measurements."""
+    """Return the prior chances [head][rank] for heads without measurements."""
     rows = []
     for head in range(heads):
         first = FIRST * LATER**head

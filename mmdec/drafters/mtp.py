@@ -103,7 +103,7 @@ class Mtp:
 
     @property
     def name(self) -> str:
-        """Names the system, the width, and a digest of the head's weights."""
+        """Name the system, the width, and a digest of the head's weights."""
         return f"mtp-{self.width}-{fingerprint(self.head.layers)}"
 
     def check(self, target: Target) -> None:

@@ -55,7 +55,7 @@ class Successors:
         self.rows: list[Row] = []
 
     def chance(self, token: int) -> float:
-        """How often best successors have been right so far in this token's group, in [0, 1]."""
+        """Return how often best successors have been right so far in this token's group, in [0, 1]."""
         group = self._groups.get(token, PROMPT)
         return self._right[group] / self._told[group]
 
@@ -196,7 +196,7 @@ def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
 
 @lru_cache(maxsize=64)
 def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
-    """The likeliest nodes at most `depth` deep, likeliest first, by the product of their ranks' chances.
+    """Return the likeliest nodes at most `depth` deep, likeliest first, by the product of their ranks' chances.
 
     Returns: each node as the ranks along its path from the root.
     """

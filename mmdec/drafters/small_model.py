@@ -42,7 +42,7 @@ class Tree:
         return len(self.tokens) - 1
 
     def best(self, count: int) -> list[int]:
-        """The `count` nodes with the highest values, without the root. Of equal nodes the earlier one is taken.
+        """Return the `count` nodes with the highest values, without the root. Of equal nodes the earlier one is taken.
 
         A child's value is at most its parent's, so each node's parent is in the result. The order is depth first, the
         first child first.
@@ -59,7 +59,7 @@ class Tree:
         return order
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Tokens and parents of these nodes, without the root, in this order."""
+        """Return tokens and parents of these nodes, without the root, in this order."""
         indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 

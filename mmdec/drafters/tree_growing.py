@@ -70,7 +70,7 @@ class TreeGrowing:
 
     @property
     def name(self) -> str:
-        """Names the system, the width, and a digest of the network's weights."""
+        """Name the system, the width, and a digest of the network's weights."""
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:
@@ -162,7 +162,7 @@ class TreeGrowing:
         return self.network.logits(hidden, self.output)
 
     def _embeds(self, context: Context, visual: Tensor) -> Tensor:
-        """The embeddings (B, F, H) of the prompt's new columns."""
+        """Return the embeddings (B, F, H) of the prompt's new columns."""
         if self._blocks is not None:
             return next(iter(context.features.values()))[..., :0]
         if self._own is None:
@@ -180,7 +180,7 @@ class TreeGrowing:
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
-        """The second half of `take_in`: process the columns that `catch_up` returned."""
+        """Do the second half of `take_in`: process the columns that `catch_up` returned."""
         states, queries = self._columns(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -192,7 +192,7 @@ class TreeGrowing:
         )
 
     def catch_up(self, memory: Memory) -> Waiting:
-        """The first half of `take_in`: process everything up to the last prompt. Returns the later columns."""
+        """Do the first half of `take_in`: process everything up to the last prompt. Returns the later columns."""
         if memory.packed is None:
             memory.packed = self.network.packed()
         groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
@@ -220,7 +220,7 @@ class TreeGrowing:
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
-        """The network's input for accepted columns: states (B, n, H), positions (B, n), and each row's count."""
+        """Return the network's input for accepted columns: states (B, n, H), positions (B, n), and each row's count."""
         states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
         positions = positions_from(memory.positions, states.shape[1], states.device)
         memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
@@ -281,8 +281,8 @@ class TreeGrowing:
         return states[:, -config.drafts :]
 
     def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
-        """The network's input for each row's prompt: states (B, M, H), positions (B, M), padded on the right, and each
-        row's count."""
+        """Return the network's input for each row's prompt: states (B, M, H), positions (B, M), padded on the right,
+        and each row's count."""
         earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [

@@ -69,7 +69,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
 
 
 def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
-    """Folders of drafters inside the model's folder or beside it."""
+    """Return the folders of drafters inside the model's folder or beside it."""
     if folder is not None:
         home = folder.resolve()
         for name in auto_names(_hears(model)):
@@ -79,7 +79,7 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
 
 
 def shipped_folder(model: PreTrainedModel) -> Path | None:
-    """The folder of drafters that are shipped for exactly these weights, in any dtype; None without one."""
+    """Return the folder of drafters that are shipped for exactly these weights, in any dtype; None without one."""
     return next((file.parent for file, how in _matches_of(model) if how == "same"), None)
 
 
@@ -92,7 +92,7 @@ def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
 
 
 def _shipped(model: PreTrainedModel) -> Iterator[Path]:
-    """Folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
+    """Return the folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
     for file, how in _matches_of(model):
         settings = read_settings(file)
         if how == "tuned" and settings["drafters"]:
@@ -105,7 +105,7 @@ def _shipped(model: PreTrainedModel) -> Iterator[Path]:
 
 
 def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
-    """Whether shipped drafters fit this model.
+    """Return whether shipped drafters fit this model.
 
     file: the `drafters.json` of the drafters. A damaged file matches no model.
     Returns: "same" if the model has the same weights, in any dtype; "tuned" if it was fine-tuned from them; else "".
@@ -136,7 +136,7 @@ def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
 
 
 def network_shape(model: PreTrainedModel) -> str:
-    """A digest of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
+    """Return a digest of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
     # a quantised layer's state holds other objects, too
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     shapes = sorted((name, tuple(value.shape)) for name, value in tensors.items())
@@ -145,7 +145,7 @@ def network_shape(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def values_of(model: PreTrainedModel) -> list[float]:
-    """Some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
+    """Return some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
     parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
         if not isinstance(value, Tensor) or value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:

@@ -96,14 +96,14 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
 
 
 def pad_token(config: GenerationConfig) -> int:
-    """The token with which `generate` pads shorter rows."""
+    """Return the token with which `generate` pads shorter rows."""
     token = config._pad_token_tensor  # type: ignore[attr-defined] # `generate` sets it before it calls the loop
     return 0 if token is None else int(token)
 
 
 def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
-    """Reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts are
-    possible.
+    """Return the reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts
+    are possible.
 
     transformers' own processors and criteria read each row independently. Those of a caller (subclasses included) may
     read other rows or count calls, unless they set `mmdec_row_wise = True`.
@@ -134,7 +134,7 @@ def _is_stock(processor: Any) -> bool:
 
 
 def _function(given: Any) -> Any:
-    """The caller's own function inside transformers' processor of allowed tokens; other objects unchanged."""
+    """Return the caller's own function inside transformers' processor of allowed tokens; other objects unchanged."""
     return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
 
 
@@ -197,7 +197,7 @@ class Results:
 
     @property
     def steps(self) -> Callable[[int, int], Steps] | None:
-        """A function that returns a row's scores so far, for criteria; None if `generate` passes them none."""
+        """Return a function that returns a row's scores so far, for criteria; None if `generate` passes them none."""
         return None if self.scores is None else self.scores.row_steps
 
     def output(
@@ -218,8 +218,8 @@ class Results:
 
 
 def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
-    """A `Suppression` equal to transformers' processor, applicable to all nodes of a draft at once; None for other
-    kinds."""
+    """Return a `Suppression` equal to transformers' processor, applicable to all nodes of a draft at once; None for
+    other kinds."""
     kind = type(cast(object, processor))  # a subclass may do something else
     if kind is SuppressTokensLogitsProcessor:
         tokens, only_at = processor.suppress_tokens, None
@@ -297,7 +297,7 @@ class _Record(StoppingCriteriaList):
         self._stopwatch = Stopwatch(device)
 
     def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """A processor that runs first and records the raw logits (B, V)."""
+        """Return a processor that runs first and records the raw logits (B, V)."""
         self._raw = scores.log_softmax(-1)
         return scores
 

@@ -63,7 +63,7 @@ _statistics = DecodingStatistics()
 
 
 def default_statistics() -> DecodingStatistics:
-    """The process-wide `DecodingStatistics`: used by every call without `statistics=`."""
+    """Return the process-wide `DecodingStatistics`: used by every call without `statistics=`."""
     return _statistics
 
 
@@ -96,7 +96,7 @@ class DecodingOptions:
 
     @property
     def lossless(self) -> bool:
-        """Whether the rule gives the model's own output or distribution."""
+        """Return whether the rule gives the model's own output or distribution."""
         return self.rule not in LOSSY
 
 
@@ -113,7 +113,7 @@ class PreparedRun:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the batch."""
+        """Return the number of rows of the batch."""
         return len(self.text.tokens)
 
     @property
@@ -156,8 +156,8 @@ class Speculation:
         self._told = set[str]()  # warnings already given
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """The drafter for a target model; weights from a folder get the model's device and precision. None means plain
-        decoding."""
+        """Return the drafter for a target model; weights from a folder get the model's device and precision. None means
+        plain decoding."""
         if self._folder is None and not self._auto and self._class is None and not self.networks:
             return self._drafter
         with self._lock:
@@ -298,7 +298,8 @@ def _extending(
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """The folder of a drafter, given as a path, a hub id or "<model>/<drafter>"; None for a name or a dotted path.
+    """Return the folder of a drafter, given as a path, a hub id or "<model>/<drafter>"; None for a name or a dotted
+    path.
 
     Raises: InputError for any other text.
     """

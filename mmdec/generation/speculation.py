@@ -58,14 +58,14 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean new tokens per row and round, the correction or bonus token included; the prompt's pass is not
-        counted."""
+        """Return the mean new tokens per row and round, the correction or bonus token included; the prompt's pass is
+        not counted."""
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
 
     def __str__(self) -> str:
-        """Three lines: the number of tokens, of rounds, and of seconds."""
+        """Return three lines: the number of tokens, of rounds, and of seconds."""
         rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
         seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
         what = f"{counted(rows, 'row')}, {counted(tokens, 'new token')}"
@@ -375,7 +375,7 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
 
 
 def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
-    """Token ids (B, P) after `generate`'s token healing.
+    """Return the token ids (B, P) after `generate`'s token healing.
 
     Raises: InputError if their number changes, because mask (B, P) would no longer fit.
     """
@@ -390,12 +390,12 @@ def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: 
 
 
 def option_names(model: PreTrainedModel) -> set[str]:
-    """Names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
+    """Return the names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
     taken = {name for function in functions for name in signature(function).parameters}
     return {name for name in {*taken, *vars(GenerationConfig())} if not name.startswith("_")}
 
 
 def _functions(listed: object) -> bool:
-    """Whether this is a list of callables."""
+    """Return whether this is a list of callables."""
     return isinstance(listed, list) and all(map(callable, cast(list[object], listed)))

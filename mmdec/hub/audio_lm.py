@@ -59,18 +59,18 @@ class LoadedAudioLm:
 
     @property
     def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
+        """Return the processor's tokenizer."""
         return cast(Any, self.processor).tokenizer
 
     @property
     def extractor(self) -> Any:
-        """The processor's feature extractor."""
+        """Return the processor's feature extractor."""
         parts: Any = self.processor
         return getattr(parts, "feature_extractor", None) or parts.audio_processor
 
     @property
     def most_seconds(self) -> float | None:
-        """Seconds of the longest recording that the processor does not cut; None: there is no limit."""
+        """Return the seconds of the longest recording that the processor does not cut; None: there is no limit."""
         if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor pads to one window, and cuts
             return float(self.extractor.chunk_length)
         return getattr(self.processor, "max_audio_len", None)
@@ -83,7 +83,7 @@ class LoadedAudioLm:
 
     @property
     def written(self) -> bool:
-        """Whether `apply_transcription_request` can return the prompt as text. Voxtral's cannot."""
+        """Return whether `apply_transcription_request` can return the prompt as text. Voxtral's cannot."""
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ class LoadedAudioLm:
         return samples
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
-        """The text of each recording's prompt, with one placeholder for its sound. named: {"language": the recordings'
-        languages}, or {} if the model shall detect them."""
+        """Return the text of each recording's prompt, with one placeholder for its sound. named: {"language": the
+        recordings' languages}, or {} if the model shall detect them."""
         processor: Any = self.processor
         asked, mark = prompt or REQUEST, processor.audio_token
         if self.written:
@@ -128,7 +128,7 @@ class LoadedAudioLm:
     def inputs(
         self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
     ) -> dict[str, Any]:
-        """The inputs of `generate` that ask for recordings (T,) as text, padded on the left.
+        """Return the inputs of `generate` that ask for recordings (T,) as text, padded on the left.
 
         prompt: the request; None: the family's own. languages: each recording's language; None: the model detects it.
         Raises: InputError if the processor refuses a recording.
@@ -166,7 +166,7 @@ _models = LoadedModels[LoadedAudioLm]()
 
 
 def family(directory: Path) -> str:
-    """The family of a folder's model, such as "Qwen2Audio"; "" if it is not an audio language model."""
+    """Return the family of a folder's model, such as "Qwen2Audio"; "" if it is not an audio language model."""
     model_type = kind(directory)
     name = CONFIG_MAPPING[model_type].__name__.removesuffix("Config") if model_type in CONFIG_MAPPING else ""
     return name if name in FAMILIES else ""

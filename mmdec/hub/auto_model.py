@@ -53,7 +53,7 @@ class DrafterModelConfig(PreTrainedConfig):
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of mmdec's config.json: the given ones without those that transformers adds in `to_dict`."""
+    """Return the settings of mmdec's config.json: the given ones without those that transformers adds in `to_dict`."""
     inner = settings.get("settings")
     if isinstance(inner, dict):
         return dict(inner)
@@ -190,7 +190,7 @@ class DrafterModel(_Model):
 
 
 def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
-    """The dtype and the download options. Raises InputError for an option that would be ignored."""
+    """Return the dtype and the download options. Raises InputError for an option that would be ignored."""
     dtype = options.pop("dtype", None) or options.pop("torch_dtype", None) or torch.float32
     options.pop("torch_dtype", None)
     dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -206,7 +206,7 @@ def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
 
 
 def _uploading(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of `push_folder`. Raises InputError for any other."""
+    """Return the options of `push_folder`. Raises InputError for any other."""
     unknown = sorted(name for name in options if name not in _UPLOADING)
     if unknown:
         raise InputError(f"`{unknown[0]}` must be left out: the options are {', '.join(_UPLOADING)}.")

@@ -46,7 +46,7 @@ class Checkpoint:
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of a matrix. Raises InputError if it is missing or no matrix."""
+        """Return the shape of a matrix. Raises InputError if it is missing or no matrix."""
         tensor = self.state.get(name)
         if tensor is None or tensor.dim() != 2 or not tensor.numel():
             raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")
@@ -54,7 +54,8 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """The names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read whole."""
+    """Return the names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read
+    whole."""
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         names = read_settings(folder / INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()
@@ -72,7 +73,7 @@ def _pickle(folder: Path) -> Path | None:
 
 
 def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """All tensors of a folder, from its safetensors, else only the tensors of a pickle."""
+    """Return all tensors of a folder, from its safetensors, else only the tensors of a pickle."""
     file = _pickle(folder)
     if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
         return read_weights(shards(folder, argument), argument)

@@ -47,7 +47,7 @@ class HeardTokens:
 
 
 def token_merges(tokenizer: Any) -> Merges:
-    """The byte-level BPE of a tokenizer of transformers."""
+    """Return the byte-level BPE of a tokenizer of transformers."""
     return Merges.of(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
 
 

@@ -71,7 +71,7 @@ class DASpeechParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All modules that have weights."""
+        """Return all modules that have weights."""
         return self.model, self.vocoder
 
 
@@ -208,7 +208,7 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
 
 
 def layout(directory: Path) -> str:
-    """The layout in a translator's config.json: `LAYOUT`, or that of `hub/heard_translator.py`."""
+    """Return the layout in a translator's config.json: `LAYOUT`, or that of `hub/heard_translator.py`."""
     return _named(read_settings(directory / "config.json"))
 
 
@@ -252,7 +252,8 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """Names of the files that a folder must have, by its layout. Raises InputError for a damaged config.json."""
+    """Return the names of the files that a folder must have, by its layout. Raises InputError for a damaged
+    config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
     return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

@@ -245,7 +245,7 @@ def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Fla
 
 
 def _ends(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
-    """The model's embedding and LM head."""
+    """Return the model's embedding and LM head."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(output, nn.Linear) or not isinstance(embedding, nn.Module):
         raise InputError(
@@ -273,7 +273,7 @@ LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: l
 
 
 def published_card(network: DraftNetwork, folder: Path) -> str:
-    """The model card of a published network that was read from a folder."""
+    """Return the model card of a published network that was read from a folder."""
     config, entry = network.config, drafter_entry(network.system)
     name = network.system if entry is None else entry.note.partition(":")[0]
     text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
@@ -288,7 +288,7 @@ def published_card(network: DraftNetwork, folder: Path) -> str:
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
-    """Text of a model card, which names the target. reads_images: whether the target reads images."""
+    """Return the text of a model card, which names the target. reads_images: whether the target reads images."""
     config = network.config
     count = sum(weight.numel() for weight in network.parameters())
     text = (

@@ -141,7 +141,7 @@ def _refuse(to: str, faults: Mapping[str, bool]) -> None:
 def _speculators(
     network: Eagle3 | DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json in speculators' layout."""
+    """Return the tensors and config.json in speculators' layout."""
     config = network.config
     _refuse("speculators", {"the target's normed last states (layer -1)": -1 in config.layers})
     described: dict[str, Any] = {"draft_vocab_size": config.vocabulary, "dtype": _dtype(state)}
@@ -196,8 +196,8 @@ def _speculators(
 def _flat_eagle3(
     network: Eagle3, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as SafeAILab and SpecForge have them. count: not written, their layout has no place for
-    the number of drafted tokens."""
+    """Return the tensors and config.json as SafeAILab and SpecForge have them. count: not written, their layout has no
+    place for the number of drafted tokens."""
     config = network.config
     _refuse_of_eagle3(network, "flat")
     default = config.layers == default_layers(served.depth)
@@ -237,7 +237,7 @@ def _flat_eagle3(
 def _flat_dflash(
     network: DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as z-lab has them. count: not written, the layout has no place for it."""
+    """Return the tensors and config.json as z-lab has them. count: not written, the layout has no place for it."""
     config, last = network.config, served.depth - 1
     _refuse(
         "flat",
@@ -275,13 +275,13 @@ def _refuse_of_eagle3(network: Eagle3, to: str) -> None:
 
 
 def _flags(network: Eagle3) -> dict[str, bool]:
-    """EAGLE-3's options; vLLM and speculators have other defaults for the first."""
+    """Return EAGLE-3's options; vLLM and speculators have other defaults for the first."""
     names_of = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: getattr(network.config, name) for name in names_of}
 
 
 def _layer(network: Eagle3 | DFlash, served: Served) -> dict[str, Any]:
-    """The settings of the decoder layers, as transformers' Llama or Qwen3 has them, old names and new."""
+    """Return the settings of the decoder layers, as transformers' Llama or Qwen3 has them, old names and new."""
     config = network.config
     qwen3 = isinstance(network, DFlash) or network.config.qk_norm
     rope: dict[str, Any] = {"rope_type": "default", **(config.rope_scaling or {}), "rope_theta": config.rope_theta}
@@ -326,7 +326,7 @@ def _dtype(state: Mapping[str, Tensor]) -> str:
 
 
 def _card(network: Eagle3 | DFlash, served: Served, to: str) -> str:
-    """The model card: what the drafter is, and how to serve it."""
+    """Return the model card: what the drafter is, and how to serve it."""
     name = (
         "DFlash" if isinstance(network, DFlash) else "P-EAGLE" if network.config.mask_token is not None else "EAGLE-3"
     )

@@ -283,7 +283,7 @@ def _needed(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _ranges(features: Mapping[str, Any]) -> dict[str, Any]:
-    """The ranges of pitch and energy in config.yaml, as numbers: YAML reads 1e-8 as text."""
+    """Return the ranges of pitch and energy in config.yaml, as numbers: YAML reads 1e-8 as text."""
     names = ("pitch_min", "pitch_max", "energy_min", "energy_max")
     return {name: float(features[name]) for name in names if name in features}
 
@@ -300,7 +300,7 @@ def _check_features(features: Mapping[str, Any]) -> None:
 
 
 def _statistics(path: Path) -> tuple[Tensor, Tensor]:
-    """Means and deviations of the mels, (80,) each."""
+    """Return the means and deviations of the mels, (80,) each."""
     with damaged(f"`source` must hold global statistics of mels, but '{path}' does not"):
         with np.load(path, allow_pickle=False) as stored:
             mean, std = (torch.from_numpy(np.asarray(stored[name], dtype=np.float32)) for name in ("mean", "std"))
@@ -327,7 +327,7 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def _beside(folder: Path, name: Any) -> Path:
-    """The file of this name in the folder: paths in config.yaml are those of the machine that trained."""
+    """Return the file of this name in the folder: paths in config.yaml are those of the machine that trained."""
     path = folder / Path(str(name)).name
     if not path.is_file():
         raise InputError(f"`source` must hold {path.name}, but '{folder}' does not. Copy it there.")

@@ -26,18 +26,19 @@ log = logging.getLogger(__name__)
 
 
 def model_folders() -> tuple[Path, ...]:
-    """The folders that hold the shipped models."""
+    """Return the folders that hold the shipped models."""
     return FOLDERS
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Names of the shipped models with this system or transformers model type; None: of all shipped models."""
+    """Return the names of the shipped models with this system or transformers model type; None: of all shipped
+    models."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
-    """The system or transformers model type in a model's config.json; "" if there is none."""
+    """Return the system or transformers model type in a model's config.json; "" if there is none."""
     try:
         config = read_settings(directory / "config.json")
     except InputError:
@@ -92,7 +93,8 @@ def drafter_by_name(
 def drafter_path(
     source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
 ) -> Path:
-    """The folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle").
+    """Return the folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one
+    ("vlm-scenes/eagle").
 
     Raises: InputError if there is none.
     """
@@ -120,7 +122,7 @@ def drafter_path(
 
 
 def drafter_folder(model: Path, name: str) -> Path | None:
-    """The folder of a model's drafter: inside the model's folder, or beside it as <model>-<name>."""
+    """Return the folder of a model's drafter: inside the model's folder, or beside it as <model>-<name>."""
     home = model.resolve()
     folders = (home / name, home.with_name(f"{home.name}-{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
@@ -150,7 +152,7 @@ class Version(NamedTuple):
 
 
 def version(source: str | os.PathLike[str]) -> Version:
-    """A key for the current content of a directory, file or name; it changes when files are rewritten."""
+    """Return a key for the current content of a directory, file or name; it changes when files are rewritten."""
     path = Path(source)
     if not path.exists():
         return Version(os.fspath(source), 0)
@@ -208,7 +210,7 @@ class LoadedModels(Generic[Model]):
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
-        """A copy is empty: a lock cannot be copied, and models would be in memory twice."""
+        """Make a copy empty: a lock cannot be copied, and models would be in memory twice."""
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:

@@ -74,17 +74,17 @@ class HeardParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All modules that have weights."""
+        """Return all modules that have weights."""
         return self.model, self.voice, self.vocoder
 
     @property
     def mels(self) -> MelKind:
-        """The kind of mels between voice and vocoder."""
+        """Return the kind of mels between voice and vocoder."""
         return OURS
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The English pieces, in the order of their ids."""
+        """Return the English pieces, in the order of their ids."""
         return tuple(self.english.names)
 
     def heard(self, text: str) -> list[int]:

@@ -129,7 +129,7 @@ def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Pat
 
 
 def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """The generator in the authors' file, and its kind of mels."""
+    """Return the generator in the authors' file, and its kind of mels."""
     if str(described.get("resblock", "1")) != "1":
         raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
     windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))

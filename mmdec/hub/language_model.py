@@ -68,7 +68,7 @@ def load_language_model(
 
 
 def is_language_model(directory: Path) -> bool:
-    """Whether config.json in `directory` is that of a causal language model of transformers."""
+    """Return whether config.json in `directory` is that of a causal language model of transformers."""
     config_type = _config_type(directory)
     return config_type is not None and config_type in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -100,7 +100,7 @@ def read_network(
 
 
 def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model's folder; None if there is none. Raises InputError if it is damaged."""
+    """Return the tokenizer of a model's folder; None if there is none. Raises InputError if it is damaged."""
     if directory is None or not any((directory / name).is_file() for name in TOKENIZERS):
         return None
     with damaged(f"`model` must have a whole tokenizer, but that in '{directory}' is damaged"):
@@ -108,7 +108,7 @@ def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
 
 
 def _config_type(directory: Path) -> type[PreTrainedConfig] | None:
-    """The configuration class in transformers; remote code is not considered."""
+    """Return the configuration class in transformers; remote code is not considered."""
     model_type = kind(directory)
     listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` finds nothing, because its entries load lazily
     return CONFIG_MAPPING[model_type] if listed else None

@@ -31,7 +31,7 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 def new_folder(directory: str | os.PathLike[str]) -> Path:
-    """The path of a folder to write. Raises InputError if it exists and is not empty."""
+    """Return the path of a folder to write. Raises InputError if it exists and is not empty."""
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
@@ -88,7 +88,7 @@ def keep_card(old: Path, fresh: Path) -> None:
 
 
 def same_weights(old: Path, fresh: Path) -> bool:
-    """Whether both folders hold the same weights, byte for byte."""
+    """Return whether both folders hold the same weights, byte for byte."""
     return old.is_dir() and weights(old) == weights(fresh)
 
 

@@ -212,7 +212,7 @@ def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device
 
 
 def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Links (B, L, L) with -inf for impossible jumps: backward, in place, from or to padding."""
+    """Return the links (B, L, L) with -inf for impossible jumps: backward, in place, from or to padding."""
     return forget_impossible_(links.clone(), graph_lengths)
 
 
@@ -234,7 +234,8 @@ class Posterior(NamedTuple):
 
 
 def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Match and links as float64, with -inf where no complete path can pass (too early, too late, padding)."""
+    """Return the match and links as float64, with -inf where no complete path can pass (too early, too late,
+    padding)."""
     steps = torch.arange(match.size(1), device=match.device)
     vertex = torch.arange(match.size(2), device=match.device)
     # token t is on vertex t at the earliest, and leaves room for later tokens
@@ -358,7 +359,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     arrival_scale = torch.cat([torch.zeros_like(start)[:, None], scale[:, :-1] + link_top.repeat(2)[:, None]], 1)
 
     def tokens(values: Tensor) -> Tensor:
-        """The mirrored half of a buffer (M, 2B, L), put back into the order of tokens: (B, M, L)."""
+        """Return the mirrored half of a buffer (M, 2B, L), put back into the order of tokens: (B, M, L)."""
         half = values[:, batch:].transpose(0, 1)
         return half.gather(1, mirror[:, :, None].expand(batch, steps, half.size(2)))
 
@@ -420,7 +421,7 @@ def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 
 
 def _log_sum(scores: Tensor) -> Tensor:
-    """Log-sum-exp over the last axis; -inf where every score is."""
+    """Return the log-sum-exp over the last axis; -inf where every score is."""
     top = _finite(scores.amax(-1, keepdim=True))
     return (scores - top).exp_().sum(-1).log_() + top.squeeze(-1)
 
@@ -431,7 +432,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log-probabilities of a target's tokens on every vertex, without a log-softmax of the whole vocabulary.
+    """Return log-probabilities of a target's tokens on every vertex, without a log-softmax of the whole vocabulary.
 
     logits: (B, L, V) of the vertices. targets: (B, M) tokens, 0 .. V - 1.
     Returns: (B, M, L) log P(y_t | v_j), float32 at least. Differentiable once, in the logits. On a GPU it reads

@@ -38,7 +38,7 @@ class LatticePath:
     beams: Tensor | None = None  # (B,) the score of a beam search, over all paths to the text; None: there was none
 
     def select(self, rows: Tensor) -> "LatticePath":
-        """The paths with these row numbers (N,), in that order."""
+        """Return the paths with these row numbers (N,), in that order."""
         beams = None if self.beams is None else self.beams[rows]
         return LatticePath(self.tokens[rows], self.vertices[rows], self.lengths[rows], self.scores[rows], beams)
 
@@ -98,7 +98,7 @@ def decode_lattice(
 
 
 def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
-    """Each vertex's best token and its log-probability s_j, both (B, L). The end vertices' may be fixed."""
+    """Return each vertex's best token and its log-probability s_j, both (B, L). The end vertices' may be fixed."""
     best, choices = emissions.max(2)
     row = torch.arange(len(ends), device=ends.device)
     if eos is not None:
@@ -159,7 +159,7 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
 
 
 def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Tensor:
-    """Log P(A, Y | X) (B,): every emission and every jump of the path, all of which lead forwards."""
+    """Return log P(A, Y | X) (B,): every emission and every jump of the path, all of which lead forwards."""
     emitted = best.gather(1, vertices).masked_fill(~inside, 0.0).sum(1)
     row = torch.arange(len(links), device=links.device)[:, None]
     jumps = links[row, vertices[:, :-1], vertices[:, 1:]].masked_fill(~inside[:, 1:], 0.0).sum(1)

@@ -53,7 +53,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 
 
 def _few_tokens(steps: int, size: int) -> bool:
-    """Whether one large product for each token is cheaper than one small product for each vertex.
+    """Return whether one large product for each token is cheaper than one small product for each vertex.
 
     Measured: starting a large product costs as much as 10,000 pairs of vertices; a small product costs 12,000.
     """
@@ -143,7 +143,8 @@ def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -
 
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
-    """exp of all forward links (L, L) float64, divided by the largest (at least 1); and the log of that divisor."""
+    """Return exp of all forward links (L, L) float64, divided by the largest (at least 1); and the log of that
+    divisor."""
     link_top = float(links.amax())
     if not link_top <= 0.0:  # the lower triangle may hold anything
         link_top = float(links.triu(1).amax())
@@ -159,7 +160,7 @@ def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
 
 
 def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = EVERY) -> States | None:
-    """All states of one direction: backward if `arrivals` are given (they are filled), else forward.
+    """Return all states of one direction: backward if `arrivals` are given (they are filled), else forward.
 
     Returns None if a state is 0 or falls below the floating-point range.
     """
@@ -203,7 +204,7 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
 
 
 def _window(full: Tensor, room: int) -> Tensor:
-    """A view (T, R) of a contiguous (T, L) matrix: row t from column t on."""
+    """Return a view (T, R) of a contiguous (T, L) matrix: row t from column t on."""
     return full.as_strided((full.shape[0], room), (full.shape[1] + 1, 1), full.storage_offset())
 
 
@@ -291,7 +292,7 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
 
 
 def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
-    """Emissions (L, M) divided by each token's mean, 0 where no path passes.
+    """Return the emissions (L, M) divided by each token's mean, 0 where no path passes.
 
     Also returns, (M,) each, the log of each token's best emission, and the mean as a share of the best one.
     """
@@ -381,7 +382,7 @@ class _Block:
         self._views = list(zip(self.jumps, to, self.arrivals, self.emitted, self.rows, strict=True))
 
     def views(self, count: int) -> list[tuple[Vector, Vector, Vector, Vector, Vector]]:
-        """Views of the first `count` rows in scan order: jumps, where arrivals are written, where they are read,
+        """Return views of the first `count` rows in scan order: jumps, where arrivals are written, where they are read,
         emissions, states."""
         return self._views[:count][:: 1 if self.onward else -1]
 
@@ -397,7 +398,7 @@ class _Block:
 
 
 def _units(peaks: Vector) -> Vector:
-    """Each token's largest state; for a token without one, a value between its neighbours'."""
+    """Return each token's largest state; for a token without one, a value between its neighbours'."""
     reached = peaks.nonzero()[0]
     return np.exp(np.interp(np.arange(len(peaks)), reached, np.log(peaks[reached])))
 

@@ -31,7 +31,7 @@ VOCABULARY = 2048  # logits read at a time
 
 @triton.jit
 def _log_add(top, total, scores, AXIS: tl.constexpr):
-    """One step of the running log-sum-exp, over AXIS of scores."""
+    """Take one step of the running log-sum-exp, over AXIS of scores."""
     new_top = tl.maximum(top, tl.max(scores, AXIS))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp(scores - tl.expand_dims(shift, AXIS))
@@ -40,7 +40,7 @@ def _log_add(top, total, scores, AXIS: tl.constexpr):
 
 @triton.jit
 def _log(top, total):
-    """The log-sum-exp; -inf if nothing was added."""
+    """Return the log-sum-exp; -inf if nothing was added."""
     return tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 

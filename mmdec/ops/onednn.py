@@ -22,8 +22,8 @@ Activation = Literal["none", "gelu"]
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is exported or
-    computed in another precision."""
+    """Return whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is
+    exported or computed in another precision."""
     return (
         BUILT_IN
         and not torch.compiler.is_exporting()

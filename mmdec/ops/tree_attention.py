@@ -55,7 +55,7 @@ class TreeMask:
     def within(
         self, size: int, *, chunks: bool = False, first: int = 0, counted: tuple[Tensor, Tensor] | None = None
     ) -> TreeMask:
-        """The same mask for layers that see only a part of the text.
+        """Return the same mask for layers that see only a part of the text.
 
         size: positions that a node sees, its own included; with `chunks`, positions of a chunk, counted from the row's
             start: a node sees its own chunk.
@@ -79,7 +79,7 @@ class TreeMask:
         return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain)
 
     def bits(self) -> PackedTree:
-        """The mask in the kernel's format, computed once."""
+        """Return the mask in the kernel's format, computed once."""
         from mmdec.ops.tree_attention_triton import PackedTree
 
         if not self._bits:
@@ -118,7 +118,7 @@ def tree_mask(
 
 
 def _padded_rows(mask: Tensor) -> Tensor:
-    """A copy of a mask (..., S + N) whose rows begin at multiples of 8 numbers, as fused GPU kernels need."""
+    """Return a copy of a mask (..., S + N) whose rows begin at multiples of 8 numbers, as fused GPU kernels need."""
     width = mask.shape[-1]
     rows = torch.zeros(*mask.shape[:-1], -(-width // 8) * 8, dtype=mask.dtype, device=mask.device)[..., :width]
     return rows.copy_(mask)
@@ -160,7 +160,7 @@ def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tupl
 
 
 def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:
-    """A slow reference for tests: computes one node at a time from starts, ends and ancestors."""
+    """Compute the same slowly, as a reference for tests: one node at a time, from starts, ends and ancestors."""
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     columns, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
     for row, (start, end) in enumerate(zip(tree.starts.tolist(), tree.ends.tolist(), strict=True)):

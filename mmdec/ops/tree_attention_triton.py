@@ -54,7 +54,7 @@ class PackedTree:
 
 @triton.jit
 def _online(scores, values, top, total, acc, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
-    """One step of the running softmax, in base 2: scores (R, C), values (C, D); top, total (R,), acc (R, D)."""
+    """Take one step of the running softmax, in base 2: scores (R, C), values (C, D); top, total (R,), acc (R, D)."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores - shift[:, None])
@@ -77,7 +77,8 @@ def _attend(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of a key head's packed queries over one split; split number `splits` is the tree."""
+    """Compute attention of one block of a key head's packed queries over one split; split number `splits` is the
+    tree."""
     block, split = tl.program_id(0), tl.program_id(1)
     row, head = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     packed = GROUP * nodes
@@ -236,6 +237,6 @@ def tree_attention_triton(
 
 
 def _splits(programs: int, columns: int, device: torch.device) -> int:
-    """Number of splits: two programs a multiprocessor, at least four blocks of columns each, at most 32."""
+    """Return the number of splits: two programs a multiprocessor, at least four blocks of columns each, at most 32."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(-(-2 * units // programs), columns // (4 * BLOCK_N), 32))

@@ -260,13 +260,13 @@ class WordDecoder:
             states = still
 
     def _pruned(self, beam: dict[str, tuple[float, Chain]]) -> list[tuple[str, float, Chain]]:
-        """The best states of a position, best first."""
+        """Return the best states of a position, best first."""
         states = sorted(((context, *entry) for context, entry in beam.items()), key=lambda state: -state[1])[:BEAM]
         return [state for state in states if state[1] > states[0][1] - MARGIN]
 
 
 def _kind(chain: Chain) -> str:
-    """The mark that will close the current sentence, according to its latest mark; "" without one."""
+    """Return the mark that will close the current sentence, according to its latest mark; "" without one."""
     while chain is not None and not is_mark(chain[0]):
         chain = chain[1]
     return "" if chain is None else chain[0][-1] if chain[0][-1] in CLOSING else ""
@@ -295,7 +295,8 @@ def tokenize(text: str) -> list[str]:
 
 
 def render(tokens: Iterable[str]) -> str:
-    """The inverse of `tokenize`, with a capital at the start of each sentence. A sentence's last mark closes it."""
+    """Return the inverse of `tokenize`, with a capital at the start of each sentence. A sentence's last mark closes
+    it."""
     text, pending, start = "", "", True
     for token in tokens:
         if token in CLOSING:
@@ -309,7 +310,7 @@ def render(tokens: Iterable[str]) -> str:
 
 
 def is_mark(token: str) -> bool:
-    """Whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
+    """Return whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
     return token[0] in CLOSING + INNER
 
 
@@ -336,5 +337,5 @@ def case_of_stem(word: str, used: Collection[str]) -> str:
 
 
 def _shouted(word: str) -> bool:
-    """Whether the word has a capital anywhere in a sentence, such as I, I'd, TV."""
+    """Return whether the word has a capital anywhere in a sentence, such as I, I'd, TV."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())

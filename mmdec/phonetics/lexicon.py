@@ -42,7 +42,7 @@ VOWELS = {
 
 
 def spoken(phones: Sequence[str]) -> slice:
-    """The slice of the phones without the pauses at both ends; empty if there are only pauses."""
+    """Return the slice of the phones without the pauses at both ends; empty if there are only pauses."""
     kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
     return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 
@@ -79,7 +79,7 @@ def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, li
 
 
 def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """A word's pronunciations by its case-folded spelling, else those of its hyphenated parts."""
+    """Return a word's pronunciations by its case-folded spelling, else those of its hyphenated parts."""
     if word.casefold() in folded:
         return list(folded[word.casefold()])
     parts = [folded.get(part, ()) for part in word.casefold().split("-")]
@@ -87,7 +87,7 @@ def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> lis
 
 
 def substitution_cost(phone: str, other: str) -> float:
-    """Cost in nats if `other` was recognised instead of `phone`."""
+    """Return the cost in nats if `other` was recognised instead of `phone`."""
     if phone == other:
         return 0.0
     for table in (CONSONANTS, VOWELS):

@@ -43,7 +43,7 @@ class NGram:
 
     @property
     def beginning(self) -> str:
-        """The context at the beginning of a sentence."""
+        """Return the context at the beginning of a sentence."""
         return self.advance("", START)
 
     def score(self, context: str, word: str) -> float:
@@ -59,8 +59,8 @@ class NGram:
             context = shorter(context)
 
     def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
-        """The back-off rows from the longest context to the unigrams, each as (word -> ln P, ln back-off weight). A
-        word's probability is in the first row that contains it."""
+        """Return the back-off rows from the longest context to the unigrams, each as (word -> ln P, ln back-off
+        weight). A word's probability is in the first row that contains it."""
         rows, weight = [], 0.0
         while True:
             if context in self.successors:
@@ -195,7 +195,7 @@ class NGram:
 
 
 def shorter(context: str) -> str:
-    """The context without its oldest token."""
+    """Return the context without its oldest token."""
     return context.partition(" ")[2]
 
 

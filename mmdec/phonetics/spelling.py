@@ -59,7 +59,7 @@ _RULES = re.compile(
 
 
 def cardinal(number: int) -> str:
-    """A number of at most 15 digits in words: 1234 -> "one thousand two hundred thirty four"."""
+    """Return a number of at most 15 digits in words: 1234 -> "one thousand two hundred thirty four"."""
     parts = []
     for name in _POWERS:
         number, rest = divmod(number, 1000)
@@ -83,7 +83,7 @@ def _below_thousand(number: int) -> str:
 
 
 def _number(digits: str) -> str:
-    """Digits as they are spoken: a year of four digits in pairs, a code (0042, or very long) one by one."""
+    """Return the digits as they are spoken: a year of four digits in pairs, a code (0042, or very long) one by one."""
     plain = digits.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain[0] == "0"):
         return " ".join(_SMALL[int(digit)] for digit in plain)
@@ -202,7 +202,7 @@ class Speller:
         return kept[spoken(kept)]
 
     def _tokens(self, text: str) -> Iterator[str]:
-        """Words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
+        """Return words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
         text = unicodedata.normalize("NFKD", text.translate(_SAME))
         text = "".join(sign for sign in text if not unicodedata.combining(sign))
         text = _SHORT.sub(lambda found: ABBREVIATIONS.get((found[1] or "").lower(), "number"), text)
@@ -221,15 +221,16 @@ class Speller:
                 yield word
 
     def word(self, word: str) -> Phones:
-        """The phones of one word in lower case, or of a letter's name ("b."): from the lexicon, else from its parts,
-        else by rules."""
+        """Return the phones of one word in lower case, or of a letter's name ("b."): from the lexicon, else from its
+        parts, else by rules."""
         listed = self.lexicon.get(word)
         if listed is None:
             listed = self._inflected(word) or self._compound(word) or self.by_rules(word)
         return listed
 
     def by_rules(self, word: str) -> Phones:
-        """The phones of a word from its letters alone. For each letter, the rule with the largest context is used."""
+        """Return the phones of a word from its letters alone. For each letter, the rule with the largest context is
+        used."""
         letters = "".join(_LETTERS.findall(word))
         if not _VOWEL_LETTERS & set(letters):  # TV, FBI
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
@@ -241,8 +242,8 @@ class Speller:
         return tuple(phones)
 
     def _inflected(self, word: str) -> Phones | None:
-        """The phones of a possessive, contraction, plural, past or -ing form of a word in the lexicon; None for other
-        words."""
+        """Return the phones of a possessive, contraction, plural, past or -ing form of a word in the lexicon; None for
+        other words."""
         stem, apostrophe, ending = word.rpartition("'")
         if apostrophe:
             said = self.word(stem) if stem else ()
@@ -257,7 +258,7 @@ class Speller:
         return None
 
     def _compound(self, word: str) -> Phones | None:
-        """The phones of two words in the lexicon written as one (doghouse); None for other words."""
+        """Return the phones of two words in the lexicon written as one (doghouse); None for other words."""
         for place in range(len(word) - 4, 3, -1):
             first, second = self.lexicon.get(word[:place]), self.lexicon.get(word[place:])
             if first and second and word[place:] not in _ENDINGS:
@@ -266,8 +267,8 @@ class Speller:
 
 
 def contexts(padded: str, place: int) -> list[str]:
-    """The keys "left(letter)right" of possible rules for the letter at `place` of a word with `EDGE` signs at both
-    ends; the smallest context comes first."""
+    """Return the keys "left(letter)right" of possible rules for the letter at `place` of a word with `EDGE` signs at
+    both ends; the smallest context comes first."""
     letter, after = padded[place], place + 1
     return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXTS]
 
@@ -285,7 +286,8 @@ def _going(said: Phones) -> Phones:
 
 
 def _stems(word: str, ending: str) -> list[str]:
-    """The words whose plural, past or -ing form a word may be: "tries" -> try; "stopped" -> stop; "making" -> make."""
+    """Return the words whose plural, past or -ing form a word may be: "tries" -> try; "stopped" -> stop; "making" ->
+    make."""
     if not word.endswith(ending) or len(word) < len(ending) + 2:
         return []
     rest = word[: -len(ending)]
