@@ -20,9 +20,9 @@ from transformers.audio_utils import mel_filter_bank, window_function
 from mmdec.checks.arguments import show
 from mmdec.types import InputError
 
-SAMPLE_RATE = 16_000  # Hz, for all networks of mmdec
-HOP = 256  # samples between target frames
-WINDOW = 1024  # samples in a target frame
+SAMPLE_RATE = 16_000  # sample rate in Hz that all networks of mmdec read
+HOP = 256  # samples between two frames of the target's (the translation's) spectrogram
+WINDOW = 1024  # samples in a frame of the target's spectrogram
 MELS = 80
 LOG_FLOOR = 1e-5
 MOMENTUM = 0.99  # momentum of fast Griffin-Lim
@@ -167,7 +167,7 @@ def check_seconds(seconds: float) -> None:
 
 
 def check_samples(samples: Tensor, of: str = "") -> None:
-    """Raise InputError if samples (T,) are empty or not finite. of: as for `check_rate`."""
+    """Raise InputError if samples (T,) are empty or not finite. of: text appended to the error."""
     if samples.numel() == 0:
         raise InputError(f"`audio` must hold at least one sample, but is empty{of}. Check the recording.")
     finite = torch.isfinite(samples)
@@ -180,7 +180,7 @@ def check_samples(samples: Tensor, of: str = "") -> None:
 
 
 def check_peak(peak: float, of: str = "") -> None:
-    """Raise InputError for a peak above that of 32-bit integers stored as floats. of: as for `check_rate`."""
+    """Raise InputError for a peak above that of 32-bit integers stored as floats. of: text appended to the error."""
     if peak > MAX_PEAK:
         raise InputError(
             f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "
@@ -243,7 +243,7 @@ def split_at_pauses(
             pieces.append((start * STEP, min(end * STEP, length)))
             continue
         if not inside:
-            margin = min(100, (end - start) // 4)  # no cut near the edges: the piece would be half a word
+            margin = min(100, (end - start) // 4)  # no cut near the edges, where a piece would be half a word
             cut = start + margin + int(np.argmin(level[start + margin : end - margin]))
         waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
     return pieces
@@ -276,7 +276,8 @@ def check_detector(detector: object) -> None:
 
 
 def voiced_frames(samples: Tensor) -> np.ndarray:
-    """Find by WebRTC's detector which 10 ms of 16 kHz samples (T,) contain a voice. Returns (ceil(T / 160),) bool."""
+    """Find, by WebRTC's detector, which parts of 10 ms of 16 kHz samples (T,) contain a voice. Returns (ceil(T / 160),)
+    bool."""
     detector: Any = webrtc_package().Vad(AGGRESSIVENESS)
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % FRAME))
     integers = (padded.clamp(-1, 1) * 32767).to(torch.int16).cpu().numpy().astype("<i2")

@@ -35,7 +35,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
-    """Check a dtype or its name; None means float32. integers: whether int8 is accepted, too. Raises InputError."""
+    """Return the torch dtype of a dtype or its name; None means float32. integers: whether int8 is accepted, too.
+    Raises InputError."""
     found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)

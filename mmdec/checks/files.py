@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from mmdec.types import InputError, MmdecError
 
-PART = ".mmdec-"  # prefix of files that are not complete yet
+PART = ".mmdec-"  # prefix of the names of temporary files, which are not complete yet
 KINDS = (
     (stat.S_ISDIR, "a directory", "Name the files in it"),
     (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
@@ -28,11 +28,11 @@ KINDS = (
 )
 MAX_PATH = 4096  # maximum letters of a path
 SHOWN = 240  # letters of a path that an error shows
-ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # one slash, because pathlib merges two
+ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # a URL; one slash, because pathlib merges two
 
 
 def printable(text: str) -> str:
-    """`text` in one line that every UTF-8 stream accepts: invalid bytes, line ends and the like are escaped."""
+    """Return `text` in one line that every UTF-8 stream accepts: invalid bytes, line ends and the like are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -56,9 +56,9 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     if len(text) > MAX_PATH:
         raise InputError(f"`{argument}` must be an existing file, but {name} is no name. Check the path.")
     try:
-        file = Path(os.fsdecode(path))  # "" would be the current directory
+        file = Path(os.fsdecode(path))  # pathlib reads "" as the current directory
         _check_regular(os.stat(file).st_mode, name, argument)
-        # do not block if a pipe has replaced the file meanwhile
+        # O_NONBLOCK: do not wait for a writer if a pipe has replaced the file meanwhile
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         descriptor = os.open(file, flags)
     except FileNotFoundError as error:
@@ -78,7 +78,7 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
 
 
 def unreadable(argument: str, name: str, error: Exception, remedy: str) -> InputError:
-    """Make the error for a file that the system cannot read."""
+    """Make the error for a file `name` that the system cannot read. argument: the caller's argument that names it."""
     return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
 
 
@@ -114,7 +114,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file atomically, see `whole_file`."""
+    """Write a file atomically: if writing fails, an earlier file stays as it was."""
     with whole_file(path) as file:
         file.write(content)
     return Path(path)

@@ -28,8 +28,8 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 MAX_JSON_BYTES = 64 * 2**20
-ALL = ("",)  # prefix of every tensor's name
-COUNTS = ("layers", "blocks")  # suffixes of settings that count a network's parts
+ALL = ("",)  # prefixes that select every tensor: "" begins every name
+COUNTS = ("layers", "blocks")  # last words of the settings that count a network's layers
 BOUND = "max_"  # prefix of settings that only bound a count: Qwen's `max_window_layers` is 80 for any number of layers
 # Settings by which transformers would download or run code, or read files outside the folder.
 NOT_FOLLOWED = (
@@ -63,11 +63,12 @@ def damaged(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
 
 
 def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
-    """Read a JSON object. Raises InputError if the file is missing or malformed."""
+    """Read a JSON object. argument: the name of the caller's argument. Raises InputError if the file is missing or
+    malformed."""
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
-        if not file.is_file():  # pipes and /dev/zero never end
+        if not file.is_file():  # no pipe or device, because reading /dev/zero never ends
             raise ValueError("it is no regular file")
         settings = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
@@ -118,7 +119,7 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
         )
     try:
         there = file.is_file()
-    except OSError:  # no file can have this name
+    except OSError:  # a name that no file can have
         there = False
     if not there:
         alone = name == WHOLE and folder.is_dir()
@@ -255,7 +256,7 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
             logging.enable_progress_bar()
     model, report = loaded
     absent = sorted(report["missing_keys"])
-    if absent:  # transformers would initialise them at random
+    if absent:  # missing weights: transformers would initialise them at random, without an error
         raise InputError(
             f"`{argument}` must hold all weights, but '{folder}' lacks '{absent[0]}', {len(absent)} in all. Fetch it "
             "again."

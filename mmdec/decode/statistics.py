@@ -27,15 +27,15 @@ from mmdec.types import InputError, Plan, Prior
 
 DEEPEST = 31  # maximum nodes of a chain
 FADE = 0.95  # per round, the weight of earlier rounds decays by this factor
-SLOW = 0.98  # the same as FADE for chains that end early: their statistics change little, so old rounds stay useful
-UNKNOWN = 0.6  # assumed chance of a node without any observation
-CHAIN_GAP = 6  # first interval, in rounds of trees, between two trial chains
-PRIOR_WEIGHT = 2.0  # the prior counts as so many rounds
-WINDOW = 15  # timings stored per bucket, the newest ones
+SLOW = 0.98  # the same factor for chains that end early: their statistics change little, so old rounds stay useful
+UNKNOWN = 0.6  # assumed acceptance chance of a node without any observation
+CHAIN_GAP = 6  # rounds with trees until the first trial chain
+PRIOR_WEIGHT = 2.0  # a drafter's prior counts as so many observed rounds
+WINDOW = 15  # maximum timings that are stored for each bucket of a cost curve: the newest ones
 FORMAT = {"format": "mmdec decoding statistics", "version": 1}
-LARGEST = 16 << 20  # maximum bytes of a file
-ENOUGH = 3  # timings before a bucket of the target's curve is used
-MOST = 256  # maximum pairs of target and drafter
+LARGEST = 16 << 20  # maximum bytes of a file of statistics
+ENOUGH = 3  # minimum timings of a bucket of the target's curve: with fewer it is not used
+MOST = 256  # maximum pairs of target and drafter that are stored
 
 
 @final
@@ -58,11 +58,11 @@ class Acceptance:
         # (nodes, depth) -> (weight, weighted accepted nodes)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
         self.of_trees = (0.0, 0.0)  # (accepted nodes of all trees, the number predicted from chances of chains)
-        self.offered = 1.0  # share of rounds in which the drafter returned a draft when asked
+        self.offered = 1.0  # share of the drafter's calls in which it returned a draft
         self.chains_only = 0  # how many tree plans were answered by a chain; -1 after the first real tree
-        self.since_chain = 0  # rounds of trees since the last chain
-        self.chain_gap = CHAIN_GAP  # rounds of trees until the next trial chain; grows each time
-        self.gap = 1  # rounds between two trial drafts while drafting does not pay
+        self.since_chain = 0  # number of rounds with trees since the last chain
+        self.chain_gap = CHAIN_GAP  # number of rounds with trees between two trial chains; grows each time
+        self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
 
     def content(self) -> dict[str, Any]:
         """Return the statistics, for JSON."""
@@ -181,10 +181,10 @@ class CostCurve:
         self._slope = slope
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
-        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest (seconds, count)
-        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
-        self._points: list[tuple[float, float]] = [*self._start]  # count, seconds
-        self.reach = 0  # the largest count that was timed
+        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest timings (seconds, count)
+        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> lower quartile: count, seconds
+        self._points: list[tuple[float, float]] = [*self._start]  # the curve's corners: count, seconds
+        self.reach = 0  # the largest count of items that was timed
         self.timed = 0  # number of timings so far
 
     def samples(self, count: int) -> int:
@@ -202,7 +202,9 @@ class CostCurve:
         self._connect()
 
     def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
-        """Replace the timings by those of a saved curve; no window is empty."""
+        """Replace the timings by those of a saved curve. windows: bucket -> (seconds, count), never empty. reach:
+        largest timed count. timed: number of timings.
+        """
         self.windows, self.reach, self.timed = windows, reach, timed
         self._quartiles = {}
         for bucket in windows:
@@ -224,15 +226,15 @@ class CostCurve:
         least = math.inf
         for key in sorted(self._quartiles, reverse=True):
             size, quartile = self._quartiles[key]
-            least = min(least, quartile)  # a larger count takes at least as long, so larger buckets bound smaller ones
+            least = min(least, quartile)  # more items take at least as long, so larger buckets bound smaller ones
             if not key or len(self.windows[key]) >= self._enough:
                 self._points.append((size, least))
         self._points += self._start
         self._points.reverse()
 
     def at(self, count: float) -> float:
-        """Return the seconds at a count, from buckets with enough timings. Below the first point it returns the first
-        point's seconds, and without any timings 0."""
+        """Return the seconds that `count` items take, from buckets with enough timings. Below the first point it
+        returns the first point's seconds, and without any timings 0."""
         if not self._points:
             return 0.0
         before = after = self._points[0]
@@ -258,7 +260,7 @@ class CostCurve:
         return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
 
     def capped(self, count: int, plain: float) -> float:
-        """`pessimistic`, but at most `count` times `plain`, the seconds of a pass over one column.
+        """Return `pessimistic(count)`, but at most `count` times `plain`, the seconds of a pass over one column.
 
         A slow first pass over a new shape does not measure the cost of the shape.
         """
@@ -279,7 +281,7 @@ class PairStatistics:
     """Measurements of one pair. Times are stored separately for batch sizes up to 1, 2, 4, ... rows: `power` is the
     base-2 logarithm of that size."""
 
-    target: dict[int, CostCurve]  # power -> seconds by columns, shared by all drafters of the target
+    target: dict[int, CostCurve]  # power -> seconds of a target pass by columns; all drafters of the target share it
     acceptance: Acceptance
     chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the drafter's seconds by depth
     trees: dict[int, CostCurve] = field(default_factory=lambda: {})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
-    """Format a result.
+    """Format a result as three lines, the third one with the stages' seconds.
 
     what: the first line: the text, or how much there is of it. rounds: the second line, from `rounds_line`.
     seconds: stage -> seconds; "total", if present, also includes time outside the stages.

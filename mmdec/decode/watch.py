@@ -14,11 +14,11 @@ from torch import nn
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
-STARVED = 0.7  # if the thread's CPU time is less than this part of the target's seconds, it waited for a processor
+STARVED = 0.7  # a thread whose CPU time is less than this part of its wall-clock seconds has waited for a processor
 
 
 class _Elsewhere(threading.local):
-    """For each thread: seconds that it waited for others, and seconds of work that others did for it."""
+    """Holds, for each thread, the seconds that it waited for others, and the seconds of work that others did for it."""
 
     waited = worked = 0.0
 
@@ -44,7 +44,7 @@ class Stopwatch:
     """Wall-clock seconds. Each reading first waits until a GPU has finished its work."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        """Starts the first lap."""
+        """device: the one whose work is timed. Starts the first lap."""
         self.seconds: dict[str, float] = {}  # stage -> seconds
         self._device = device
         self._lap = self.now()
@@ -120,7 +120,7 @@ class Watch:
     def start(self) -> None:
         """Begin a round."""
         self.seconds = {"target": 0.0, "drafter": 0.0, "core": 0.0}
-        self._worked = dict(self.seconds)  # stage -> CPU seconds
+        self._worked = dict(self.seconds)  # stage -> CPU seconds of this thread in the round
         self._stopwatch.lap()
         self._processor = self._stopwatch.processor()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmdec.nn.draft_network import DraftNetwork
 
 Factory = Callable[[], Drafter]
-Loader = Callable[[Path, Any], Drafter]  # (folder, transformers model) -> drafter
+Loader = Callable[[Path, Any], Drafter]  # makes a drafter from its folder and the loaded target model
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z][\w-]*")
 METHODS = ("check", "start", "propose", "update", "select")  # methods of the protocol `mmdec.types.Drafter`
@@ -35,7 +35,7 @@ class Entry:
     factory: Factory | str | None = None
     drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
     network: str | None = None
-    loader: Loader | str | None = None  # only for a drafter from outside the package
+    loader: Loader | str | None = None  # for drafters from outside the package: reads the folder
     of_model: str | None = None  # dotted path of a class whose `of(model)` makes the drafter from the loaded target
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
     speech: bool = (

@@ -38,7 +38,7 @@ from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # EAGLE-2's default
+WIDTH = 10  # nodes of a level that are expanded; EAGLE-2's default
 
 
 @final
@@ -158,11 +158,11 @@ class TreeGrowing:
         return levels.tree(roots, hidden, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the LM head, the target's or the network's own, to hidden (..., H)."""
+        """Apply the LM head, the target's or the network's own, to hidden states (..., H)."""
         return self.network.logits(hidden, self.output)
 
     def _embeds(self, context: Context, visual: Tensor) -> Tensor:
-        """Return the embeddings (B, F, H) of the prompt's new columns."""
+        """Return the embeddings (B, F, H) of the prompt's new columns. visual: (B, F) bool, True at visual tokens."""
         if self._blocks is not None:
             return next(iter(context.features.values()))[..., :0]
         if self._own is None:
@@ -220,7 +220,9 @@ class TreeGrowing:
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the network's input for accepted columns: states (B, n, H), positions (B, n), and each row's count."""
+        """Return the network's input for accepted columns: states (B, n, H), positions (B, n), and each row's number of
+        columns.
+        """
         states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
         positions = positions_from(memory.positions, states.shape[1], states.device)
         memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
@@ -293,7 +295,7 @@ class TreeGrowing:
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
-            memory.step, memory.asked = None, False  # it depends on `carry`
+            memory.step, memory.asked = None, False  # the fast path holds `carry`, which changes here
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:

@@ -38,7 +38,7 @@ from mmdec.types import Drafter, InputError
 
 SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"
-VALUES = 2  # number of values compared in each tensor
+VALUES = 2  # number of values of each tensor that are compared to recognise a model's weights
 ROUNDED, TINY = 2**-8, 1e-7  # maximum relative and absolute differences after rounding to bfloat16 or float16
 TUNED = 0.3  # maximum median relative difference of a fine-tuned model's values; other models differ by 1 or more
 
@@ -53,7 +53,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     """Choose the drafter for "auto".
 
     model: the loaded target model. folder: the folder that it was loaded from; None: read it from the model.
-    load: reads a drafter's folder for this model. Default None: `load_drafter`, again only if the folder has changed.
+    load: reads a drafter's folder for this model. None: `load_drafter`, called again only if the folder has changed.
     Returns: the first drafter that fits, in the registry's order; "lookup" if there is none.
     """
     folder = folder or source_folder(model)
@@ -191,7 +191,7 @@ def _once(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def _tell(model: PreTrainedModel, message: str) -> None:
-    """Warn once for each model."""
+    """Warn with `message`, once for each model and message."""
     with _lock:
         told = _told.setdefault(model, set())
         if message in told:

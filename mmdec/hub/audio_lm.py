@@ -42,8 +42,8 @@ class LoadedAudioLm:
     model: PreTrainedModel
     processor: ProcessorMixin
     directory: Path | None = None  # the model's folder, in which drafters are searched
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # loaded from folders
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters known to fit: checked once
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model, reads another sample rate, or has no template
@@ -71,13 +71,14 @@ class LoadedAudioLm:
     @property
     def most_seconds(self) -> float | None:
         """Return the seconds of the longest recording that the processor does not cut; None: there is no limit."""
-        if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor pads to one window, and cuts
+        if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor cuts at one window, without an error
             return float(self.extractor.chunk_length)
         return getattr(self.processor, "max_audio_len", None)
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """Parameters of the processor's method `apply_transcription_request`; empty if it has no such method."""
+        """Return the parameters of the processor's method `apply_transcription_request`; empty if it has no such
+        method."""
         call = getattr(self.processor, "apply_transcription_request", None)
         return {} if call is None else inspect.signature(call).parameters
 
@@ -87,7 +88,7 @@ class LoadedAudioLm:
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
-        """Return samples (T,). Raises InputError if the recording is longer than the processor reads."""
+        """Return samples (T,) as given. Raises InputError if the recording is longer than the processor reads."""
         most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
         if most is not None and seconds > most:
             raise InputError(
@@ -97,15 +98,16 @@ class LoadedAudioLm:
         return samples
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
-        """Return the text of each recording's prompt, with one placeholder for its sound. named: {"language": the
-        recordings' languages}, or {} if the model shall detect them."""
+        """Return the text of each recording's prompt, with one placeholder for its sound. prompt: the request; None:
+        the family's own. count: number of recordings. named: {"language": the recordings' languages}, or {} if the
+        model shall detect them."""
         processor: Any = self.processor
         asked, mark = prompt or REQUEST, processor.audio_token
         if self.written:
-            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # silence: the text does not depend on the sound
+            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # silence: the sound does not change the text
             request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
             tries: list[Callable[[], list[str]]] = [request]
-        else:  # some templates take text alone
+        else:  # some templates take the request as plain text, not as a list of parts
             content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
             messages = [[{"role": "user", "content": each}] for each in content]
             write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)

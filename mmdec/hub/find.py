@@ -16,7 +16,7 @@ from mmdec.checks.weights import PICKLES, read_settings
 from mmdec.types import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # the first in an installed wheel, the second in a checkout
+FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # in an installed wheel, and in a checkout
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -136,7 +136,7 @@ def path_text(source: object, argument: str, rule: str) -> str:
     try:
         text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
         if isinstance(text, str) and text:
-            Path(text).exists()  # raises OSError if it is too long
+            Path(text).exists()  # a check: it raises OSError for a name that is too long
             return text
     except (OSError, TypeError, ValueError):
         pass
@@ -145,14 +145,14 @@ def path_text(source: object, argument: str, rule: str) -> str:
 
 @final
 class Version(NamedTuple):
-    """Identifies the content of a path at one time."""
+    """A key that identifies the content of a path at one time."""
 
     path: str
     changed: int  # modification time in ns of the newest file; 0: there is no file
 
 
 def version(source: str | os.PathLike[str]) -> Version:
-    """Return a key for the current content of a directory, file or name; it changes when files are rewritten."""
+    """Return a `Version`: a key for the current content of a directory, file or name, new when files are rewritten."""
     path = Path(source)
     if not path.exists():
         return Version(os.fspath(source), 0)
@@ -206,7 +206,7 @@ class LoadedModels(Generic[Model]):
     """A cache of loaded models, one version of each. Threads that ask for the same model wait until it is loaded."""
 
     def __init__(self) -> None:
-        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # key with paths in place of versions -> (key, model)
+        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # key without versions -> (whole key, model)
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
@@ -215,7 +215,7 @@ class LoadedModels(Generic[Model]):
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
         """Return the model with this key. If it is not loaded yet, drop the model that was loaded from other versions
-        of the same paths, then call `read`."""
+        of the same paths, then call `read` to load it."""
         place = _without_versions(key)
         with self._lock:
             if place in self._models and self._models[place][0] != key:
@@ -226,7 +226,7 @@ class LoadedModels(Generic[Model]):
 
 
 def _without_versions(key: Hashable) -> Hashable:
-    """Replace each `Version` in a key by its path."""
+    """Replace each `Version` in a key by its path, so that all versions of a model have one key."""
     if isinstance(key, Version):
         return key.path
     return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

@@ -30,7 +30,7 @@ from mmdec.types import InputError
 
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # any one shows a tokenizer
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # one of them is enough
 
 
 @final
@@ -88,7 +88,7 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
 def read_network(
     directory: Path, config_type: Any, network: Any, what: str, argument: str = "model"
 ) -> PreTrainedModel:
-    """Load a network of these classes, in float32 on the CPU and in evaluation mode. what: its kind, for messages."""
+    """Load a folder's network in float32 on the CPU, in evaluation mode. what: its kind, for messages."""
     settings = read_settings(directory / "config.json", argument)
     with damaged(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
         config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
@@ -108,7 +108,7 @@ def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
 
 
 def _config_type(directory: Path) -> type[PreTrainedConfig] | None:
-    """Return the configuration class in transformers; remote code is not considered."""
+    """Return transformers' configuration class for a folder, by its config.json; code in the folder is never run."""
     model_type = kind(directory)
     listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` finds nothing, because its entries load lazily
     return CONFIG_MAPPING[model_type] if listed else None

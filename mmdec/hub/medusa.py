@@ -35,7 +35,7 @@ from mmdec.types import InputError
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
 RECORDING = "data/samples/english/sentence.flac"  # a recording in the checkout, for the card's example
-KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # published name -> ours
+KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # published kind of heads -> mmdec's
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
 PUBLISHED = ("medusa_heads.", BLOCK)
@@ -229,7 +229,7 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
     tensors = _published(folder, argument)
-    first = 1 if kind == "linear" else 0  # the tuned model's own head comes first
+    first = 1 if kind == "linear" else 0  # head 0 is then the tuned model's own output, not a Medusa head
     count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
         raise InputError(
@@ -275,5 +275,5 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
 
 def _published(folder: Path, argument: str) -> dict[str, Tensor]:
     """Return the heads' weights in a checkpoint."""
-    files = shards(folder, argument, PUBLISHED)  # shards without heads may be absent
+    files = shards(folder, argument, PUBLISHED)  # only shards that hold heads are needed
     return read_weights(files, argument, PUBLISHED)

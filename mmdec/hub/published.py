@@ -44,16 +44,16 @@ from mmdec.types import InputError
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
 LAYER = "layers.0."
-# tensors that are not read: copies of the target's, or computed ones
+# tensors that are left out: copies of the target's, or those that are computed anew
 UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
-DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors of a network that is not EAGLE-3's
-MUSE = "muse_glimmer_assistant"  # the one class of DFlash that transformers has
-VISION = ("vision_config", "mm_vision_tower")  # settings that only models with images have
-PLAIN_ROPE = ("default", "mrope")  # in a text, M-RoPE's three positions are equal
+DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors that mark a folder without named kind as DFlash's
+MUSE = "muse_glimmer_assistant"  # model_type of transformers' only class of DFlash
+VISION = ("vision_config", "mm_vision_tower")  # settings that show that the target reads images
+PLAIN_ROPE = ("default", "mrope")  # equal in a text: there, M-RoPE's three positions are the same
 SCALED_ROPE = ("linear", "llama3", "yarn")
 # speculators' and z-lab's other drafters: {name in config.json: how people call it}
 OTHERS = {
@@ -91,7 +91,7 @@ def read_published(
         code is not run.
     system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
     vocab_size: the target's vocabulary size, if its embedding was extended after training.
-    target_tokens: the same, for a folder that does not say it (transformers' own DFlash).
+    target_tokens: the target's vocabulary size, for a folder that does not say it (transformers' own DFlash).
     Raises: InputError for an unsupported layout, and for a tensor that the layout does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
@@ -118,7 +118,7 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
     if name == "vispec":
         sizes["queries"] = len(state["imadpt.q"])
     if name == "msd":
-        sizes["visual_token"] = "next"  # the published training and decoding use this layout
+        sizes["visual_token"] = "next"  # as in MSD's published training and decoding
     kind = network_class(name)
     network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
     return network.to(state["fc.weight"].dtype)
@@ -350,7 +350,7 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         )
     theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
-        theta = 5e5  # the class's own default
+        theta = 5e5  # the default base of transformers' class
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
     if type(vocabulary) is not int:
@@ -470,7 +470,7 @@ def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, T
     else:
         ids = given.long() + own
         if known is not None and not _agree(ids, known) and _agree(given.long(), known):
-            ids = given.long()  # some files hold the tokens themselves
+            ids = given.long()  # some files hold the target's token ids themselves, not offsets
     fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
     if not fits or (known is not None and not _agree(ids, known)):
         raise checkpoint.fail(

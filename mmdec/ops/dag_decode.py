@@ -46,7 +46,7 @@ class LatticePath:
 @final
 @dataclass(frozen=True)
 class PathOptions:
-    """The options of `decode_lattice`, where each is explained."""
+    """Options of path search: weights, lengths and end tokens; `decode_lattice` explains each."""
 
     lookahead_weight: float = 1.0
     length_penalty: float = 1.0
@@ -117,7 +117,7 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
     """
     favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
     top, jump = forget_impossible_(favourite, ends + 1).max(2)
-    # the last vertex stays in place; dead ends jump to it
+    # dead ends jump to the last vertex, so that every path ends there
     jump = torch.where(top == NEG_INF, ends[:, None], jump)  # (B, L)
     vertices = torch.zeros_like(jump[:, :1])
     while vertices.size(1) < links.size(1):
@@ -128,7 +128,8 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
 
 
 def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
-    """Find the best path for every length, then the best length. Returns vertices (B, K) and lengths (B,).
+    """Find the best path for every length up to `longest`, then the best length, each score divided by the length to
+    the power of `penalty`. Returns vertices (B, K) and lengths (B,).
 
     gains: (B, L), the score that a path gets for visiting a vertex. Only scores (longest, B, L) are stored; backtracing
         recomputes the predecessors of the vertices on the path.
@@ -139,13 +140,13 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
     table = links.new_full((longest, batch, size), NEG_INF)
     table[0, :, 0] = gains[:, 0]
     for t in range(1, longest):
-        # vertex t is the first that t jumps can reach
+        # each jump leads to a later vertex, so t jumps end on vertex t or later
         scores = sources[:, t:, t - 1 :] + table[t - 1, :, None, t - 1 :]
         table[t, :, t:] = scores.amax(2) + gains[:, t:]
     finals = table[:, row, ends].t()  # (B, longest)
     count = torch.arange(1, longest + 1, device=links.device)
     top, chosen = (finals / count.to(finals.dtype) ** penalty).max(1)
-    stranded = top == NEG_INF  # without a path, jump to the last vertex
+    stranded = top == NEG_INF  # no path of any length reaches the end: jump to the last vertex
     lengths = torch.where(stranded, (ends + 1).clamp(max=2), chosen + 1)
 
     width = int(lengths.max())
@@ -173,7 +174,7 @@ def _collapse(
     last = (lengths - 1)[:, None]  # (B, 1)
     keep = inside.clone()
     keep[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
-    # the run that ends the path keeps its last vertex instead of its first
+    # the run that ends the path keeps its last vertex, because a path must end there
     differs = inside & (tokens != tokens.gather(1, last))
     later = differs.flip(1).cumsum(1).flip(1)  # number of later tokens that differ from the last one
     keep &= later > 0
@@ -193,7 +194,7 @@ def _collapse(
 
 
 def _checked(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
-    """Check all arguments except the lengths. Returns the graph size L."""
+    """Check all arguments except the lengths. how: the options. Returns the number L of vertices."""
     if strategy not in get_args(LatticeStrategy):
         strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
         raise InputError(f'`strategy` must be one of {strategies}, but is {strategy!r}. The default is "lookahead".')

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROWS = 250  # rows of scores computed at once, so that they stay in the processor's cache
-MANY = 64  # rows from which attention is faster here
+MANY = 64  # minimum number of queries for which this attention is faster than torch's
 BUILT_IN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 Activation = Literal["none", "gelu"]
 
@@ -58,7 +58,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     batch, heads, count, size = queries.shape
-    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # the next layer reads (B, N, heads, D)
+    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # stored as the next layer reads it: (B, N, heads, D)
     for row in range(batch):
         for head in range(heads):
             own, key = queries[row, head].contiguous(), keys[row, head].contiguous()

@@ -35,17 +35,17 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 class TreeMask:
     """Which columns the nodes of one pass see; shared by all layers."""
 
-    starts: Tensor  # (B,) int64, a row's first column
-    ends: Tensor  # (B,) int64, the column after its last
-    ancestors: Tensor  # (B, N, N) bool: node j is i or an ancestor of i
-    additive: Tensor  # (B, 1, N, S + N): the same as a mask, 0 where seen, else the dtype's least number
+    starts: Tensor  # (B,) int64, each row's first column that is no padding
+    ends: Tensor  # (B,) int64, the column after each row's last one
+    ancestors: Tensor  # (B, N, N) bool, [b, i, j]: node j is i or an ancestor of i
+    additive: Tensor  # (B, 1, N, S + N): all this as a mask: 0 where seen, else the dtype's least number
     window: int | None = None  # positions that a node sees, its own included; None: all
     kernel: bool = True  # whether starts, ends, ancestors and window describe all of `additive`: the kernel reads these
     _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
     _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
     def packed(self, group: int) -> Tensor:
-        """`additive` repeated for the query heads of one key head: (B, 1, group * N, S + N)."""
+        """Return `additive` repeated for the `group` query heads of one key head: (B, 1, group * N, S + N)."""
         if group == 1:
             return self.additive
         if group not in self._packed:
@@ -97,7 +97,7 @@ def tree_mask(
     ragged: bool = True,
     window: int | None = None,
 ) -> TreeMask:
-    """Make the mask of a pass.
+    """Make the mask of a pass: a node sees its row's columns before the tree, its ancestors, and itself.
 
     starts, ends: (B,) each row's first column and the column after its last. ancestors: (B, N, N) bool.
     columns: S, the shared columns before the nodes. dtype: the additive mask's dtype.

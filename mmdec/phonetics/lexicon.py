@@ -18,9 +18,9 @@ from mmdec.types import InputError
 
 PAUSE = "pau"  # the phone of silence, as flite writes it
 MAX_FILE_BYTES = 16 * 2**20
-SUBSTITUTION = 7.0  # cost between unrelated phones
-INSERTION = 6.0  # cost of an extra phone
-DELETION = 6.0  # cost of a missing phone
+SUBSTITUTION = 7.0  # cost in nats of one phone for an unrelated one
+INSERTION = 6.0  # cost in nats of an extra phone
+DELETION = 6.0  # cost in nats of a missing phone
 FAR = 1e4  # stands for infinity, whose differences would be NaN
 STARTS = 64  # start positions matched at once, which bounds the memory
 # manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
@@ -129,7 +129,7 @@ class ApproximateLexicon:
         self._final = np.array([bool(words) for words in self._words])
         self._depth = max((len(phones) for phones, _ in entries), default=0)
         costs = [[substitution_cost(meant, heard) for heard in self._phones] for meant in self._phones]
-        # two more columns: an unknown phone, and the position after the last phone
+        # two more recognised "phones" are possible: an unknown one, and the position after the last one
         extra = np.tile(np.array([SUBSTITUTION, FAR]), (len(self._phones), 1))
         self._costs = np.concatenate((np.array(costs), extra), axis=1).astype(np.float32)  # (P, P + 2)
 

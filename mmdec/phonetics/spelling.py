@@ -35,7 +35,7 @@ _SIGNS |= {"°F": "degrees fahrenheit", "°": "degrees"}
 _OTHERS = (
     "hundred dollars cents pounds pence penny euros yen sen point minus half halves quarter quarters thirds number oh"
 )
-# All words that figures and signs are replaced by: a lexicon should have them.
+# All words that figures and signs are replaced by: the speller pronounces them only if its lexicon has them.
 WORDS = frozenset(
     " ".join(
         [*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), _OTHERS, _O_CLOCK]
@@ -107,7 +107,7 @@ def _several(words: str) -> str:
 
 def _money(sign: str, amount: str, cents: str, scale: str) -> str:
     unit, small = _MONEY[sign]
-    if scale or (cents and len(cents) != 2):  # $1.5 million
+    if scale or (cents and len(cents) != 2):  # as in $1.5 million, where ".5" is no cents
         return f"{_decimal(amount, cents)}{scale} {_several(unit) if sign != '¥' else unit}"
     whole = f"{_number(amount)} {unit if amount == '1' or sign == '¥' else _several(unit)}"
     if not cents or cents == "00":
@@ -149,7 +149,7 @@ def _words(found: re.Match[str]) -> str:
 
 Phones = tuple[str, ...]
 MAX_CHARACTERS = 2000  # maximum characters of a text; the rest is ignored
-CLAUSE = ","  # the token at the end of a clause
+CLAUSE = ","  # the token that marks the end of a clause
 SILENT = "-"  # in a rule: the letter has no sound
 EDGE = "#"  # in a rule's context: the beginning or end of the word
 REACH = 4  # maximum letters of a rule's context on each side
@@ -164,7 +164,7 @@ _CLITICS = {"ll": ("ax", "l"), "ve": ("ax", "v"), "d": ("ax", "d"), "re": ("ax",
 ABBREVIATIONS = {"mr": "mister", "mrs": "missus", "ms": "miz", "dr": "doctor", "prof": "professor", "st": "saint"}
 ABBREVIATIONS |= {"jr": "junior", "sr": "senior", "vs": "versus", "mt": "mount"}
 _SAME = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l"})
-_NAME = "\x01"  # this sign after a letter means: read the letter's name
+_NAME = "\x01"  # marks a letter that is read by its name
 _SHORT = re.compile(rf"\b({'|'.join(ABBREVIATIONS)})\.(?=\s)|\b(?-i:No)\.(?=\s?[0-9])", re.IGNORECASE)
 _INITIALS = re.compile(r"\b(?:[a-zA-Z]\.){2,}|\b[A-Z]\.(?=\s[A-Z])")
 _TOKEN = re.compile(rf"[a-zA-Z]{_NAME}|[a-zA-Z]+(?:'[a-zA-Z]+){{0,2}}'?|[,;:.?!()\u2013\u2014\u2026\n]|\s-+\s|--+")
@@ -232,7 +232,7 @@ class Speller:
         """Return the phones of a word from its letters alone. For each letter, the rule with the largest context is
         used."""
         letters = "".join(_LETTERS.findall(word))
-        if not _VOWEL_LETTERS & set(letters):  # TV, FBI
+        if not _VOWEL_LETTERS & set(letters):  # no vowel, as in TV or FBI: read the letters' names
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
         padded = EDGE * REACH + letters + EDGE * REACH
         phones: list[str] = []
@@ -248,7 +248,7 @@ class Speller:
         if apostrophe:
             said = self.word(stem) if stem else ()
             added = _plural(said) if ending == "s" else _CLITICS.get(ending) or (self.word(ending) if ending else ())
-            spare = added[:1] == ("ax",) and said and said[-1] in _VOWELS  # they've
+            spare = added[:1] == ("ax",) and said and said[-1] in _VOWELS  # they've: one vowel is enough
             return said + (added[1:] if spare else added)
         for ending, add in (("s", _plural), ("ed", _past), ("ing", _going)):
             for stem in _stems(word, ending):
