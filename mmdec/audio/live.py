@@ -243,7 +243,7 @@ class PipedSound:
     channels: int
     encoding: str
     size: int | None  # bytes of samples that the header declares; None: unknown
-    head: bytes  # bytes of samples that were read already, with the header
+    head: bytes  # bytes of samples that were read together with the header
 
 
 def looks_like_a_file(head: bytes) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
-STARVED = 0.7  # a thread whose CPU time is less than this part of its wall-clock seconds has waited for a processor
+STARVED = 0.7  # a thread with less CPU time than this part of the target pass's seconds has waited for a processor
 
 
 class _Elsewhere(threading.local):

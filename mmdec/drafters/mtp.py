@@ -35,7 +35,7 @@ class HeadMemory:
     cache: DynamicCache
     seen: Tensor  # (B, C) bool: whether each of the cache's C accepted columns holds a token, not padding
     positions: Tensor  # (B,), the position of each row's next column
-    queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # tokens, features, no padding
+    queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # tokens, features, True if no padding
     drafted: int = 0  # number of columns that the last draft left in the cache; the next pass drops them
     step: None = None  # the fast path for single tokens, which `Levels` asks for; the head has none
 

@@ -51,7 +51,7 @@ class Successors:
         self._warm = warm
         self._seen: dict[int, list[int]] = {}
         self._groups: dict[int, int] = {}  # token -> the group of its best successor
-        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]  # predictions by group
+        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]  # by group
         self.rows: list[Row] = []
 
     def chance(self, token: int) -> float:

@@ -242,9 +242,9 @@ class TreeGrowing:
         return states, *network.project(states, positions, memory.packed, last)
 
     def _ahead(self, memory: Memory, count: int) -> Tensor:
-        """P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens behind each row's
-        last one. Only queued columns stay cached. Returns hidden (B, count, H) of the last queued column and of those
-        without tokens."""
+        """Run P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens behind each
+        row's last one. Only queued columns stay cached. Returns hidden (B, count, H) of the last queued column and of
+        those without tokens."""
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
         device = states.device
@@ -267,8 +267,8 @@ class TreeGrowing:
         return hidden
 
     def _block(self, memory: Memory, roots: Tensor) -> Tensor:
-        """DFlash: process the queued columns, then run a block behind them: the root and mask tokens. Returns hidden
-        states (B, K, H), one for each drafted token."""
+        """Run DFlash: process the queued columns, then run a block behind them: the root and mask tokens. Returns
+        hidden states (B, K, H), one for each drafted token."""
         network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
         self._columns(memory, self.catch_up(memory))
         tokens = roots[:, None].repeat(1, config.block_size)

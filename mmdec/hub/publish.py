@@ -129,7 +129,7 @@ def push_folder(
     """Upload a folder to the hub in one commit; creates the repository if needed.
 
     folder: the local folder. repo_id: "owner/name". private: whether a new repository is private. token: access token.
-        revision: the branch; None: the main one.
+        revision: the branch; None: the main one. commit_message: the commit's title.
     Returns: the commit's address.
     Raises: InputError if the hub refuses or cannot be reached.
     """

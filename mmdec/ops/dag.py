@@ -226,7 +226,7 @@ def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
 
 
 class Posterior(NamedTuple):
-    """Results of the forward-backward pass, all float64; all zero for an impossible sample."""
+    """Results of the forward-backward pass, float64. Posteriors of an impossible sample are 0."""
 
     log_prob: Tensor  # (B,), -inf where no path emits the target
     vertices: Tensor  # (B, M, L), P(y_t is emitted by v_j | Y)
@@ -342,7 +342,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # (2B, M)
 
     row = torch.arange(batch, device=match.device)
-    arrivals = match.new_zeros(steps, 2 * batch, size)  # alpha before the token's emission is added
+    arrivals = match.new_zeros(steps, 2 * batch, size)  # alpha of each token before its emission is multiplied in
     arrivals[0, :batch, 0] = 1.0
     arrivals[0, batch + row, ends] = 1.0
     states = arrivals.clone()  # after the emission, divided by the maximum
@@ -391,7 +391,9 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
 
 
 def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
-    """Run the slow scan on masked float64 inputs: in log space, accurate for every input."""
+    """Run the slow scan on masked float64 inputs: in log space, accurate for every input. last, ends: (B,) indices of
+    the last token and the last vertex.
+    """
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
     shift = _finite(log_prob)[:, None, None]  # an impossible sample has no finite alpha + beta: exp gives 0
     vertices = (alpha + beta - shift).exp()
@@ -403,7 +405,7 @@ def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior
 
 
 def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log alpha (with the emission) and log beta (without it), both (B, M, L), and log P (B,)."""
+    """Return log alpha (with the emission at the vertex) and log beta (without it), both (B, M, L), and log P (B,)."""
     steps = match.size(1)
     row = torch.arange(match.size(0), device=match.device)
     alpha = torch.full_like(match, NEG_INF)

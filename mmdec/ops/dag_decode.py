@@ -98,7 +98,9 @@ def decode_lattice(
 
 
 def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
-    """Return each vertex's best token and its log-probability s_j, both (B, L). The end vertices' may be fixed."""
+    """Return each vertex's best token and its log-probability s_j, both (B, L). ends: (B,) last vertices. bos, eos:
+    fixed tokens of the first and the last vertex, or None.
+    """
     best, choices = emissions.max(2)
     row = torch.arange(len(ends), device=ends.device)
     if eos is not None:
@@ -160,7 +162,9 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
 
 
 def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Tensor:
-    """Return log P(A, Y | X) (B,): every emission and every jump of the path, all of which lead forwards."""
+    """Return log P(A, Y | X) (B,): the sum over the path's emissions and jumps. best: (B, L), emissions. inside: (B, K)
+    bool, False beyond the path.
+    """
     emitted = best.gather(1, vertices).masked_fill(~inside, 0.0).sum(1)
     row = torch.arange(len(links), device=links.device)[:, None]
     jumps = links[row, vertices[:, :-1], vertices[:, 1:]].masked_fill(~inside[:, 1:], 0.0).sum(1)
@@ -170,7 +174,9 @@ def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Te
 def _collapse(
     tokens: Tensor, vertices: Tensor, lengths: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keep one vertex for each run of equal tokens, aligned left; the width stays the same."""
+    """Keep one vertex for each run of equal tokens, aligned left; the width K stays the same. inside: (B, K) bool,
+    False beyond the path.
+    """
     last = (lengths - 1)[:, None]  # (B, 1)
     keep = inside.clone()
     keep[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]

@@ -167,7 +167,8 @@ def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: t
 
 
 def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
-    """Compute alpha (B, M, L) float32; -inf where no path passes. best: scores of the best path instead of sums."""
+    """Compute alpha (B, M, L) float32; -inf where no path passes. last, ends: (B,) last token and vertex. best: scores
+    of the best path instead of sums."""
     batch, steps, size = match.shape
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps):
@@ -179,7 +180,7 @@ def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bo
 
 
 def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute beta (B, M, L) float32; -inf where no path passes."""
+    """Compute beta (B, M, L) float32; -inf where no path passes. last, ends: (B,) last token and vertex."""
     batch, steps, size = match.shape
     beta = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps - 1, -1, -1):
@@ -191,7 +192,7 @@ def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
 
 
 def final_scores(alpha: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Return alpha (B,) of each sample's last token on its last vertex."""
+    """Return alpha (B,) of each sample's last token (index `last`) on its last vertex (index `ends`)."""
     return alpha[torch.arange(len(alpha), device=alpha.device), last, ends]
 
 
