@@ -15,10 +15,10 @@ from mmdec.checks.files import open_regular, printable, reason, shown_path
 from mmdec.types import InputError
 
 MAX_PIXELS = 64_000_000  # maximum pixels of an image; a decompression bomb has more
-MAX_BYTES = 64_000_000  # maximum bytes of a file
-MAX_RATIO = 1000  # maximum ratio of the sides: 10000 x 10 pixels are accepted
+MAX_BYTES = 64_000_000  # maximum bytes of an image file
+MAX_RATIO = 1000  # maximum ratio of an image's longer side to its shorter one
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")  # others are rare, or PIL runs other programs for them
-_ORIENTATION = 0x0112  # EXIF's tag of the orientation
+_ORIENTATION = 0x0112  # number of EXIF's tag for the orientation
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -88,7 +88,7 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
         raise InputError(f"{what} must have at most {MAX_BYTES} bytes, but has more. Make it smaller.")
 
     def opened() -> np.ndarray:
-        Image.init()  # registers all formats by name
+        Image.init()  # registers all formats, because `formats` below names some
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _shrink(image, max_pixels)
             return _decode(image, what, max_pixels)
@@ -138,7 +138,7 @@ def _shrink(image: Image.Image, max_pixels: int) -> None:
 def _decode(image: Image.Image, what: str, max_pixels: int) -> np.ndarray:
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
-    _bound(*image.size, what, max_pixels)  # before anything is decoded
+    _bound(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
     image.load()  # a file that is cut off fails here
     upright = _upright(image)
     if upright.mode == "La":  # PIL converts this mode to LA only

@@ -36,12 +36,12 @@ class InputError(MmdecError, ValueError):
     """
 
 
-OLDEST, FIRST_REFUSED = (5, 23), (5, 25)  # versions of transformers; as in pyproject.toml
+OLDEST, FIRST_REFUSED = (5, 23), (5, 25)  # versions of transformers: first supported, first refused
 
 
 @lru_cache
 def transformers_release() -> tuple[int, ...]:
-    """The first two numbers of the version of transformers that is installed."""
+    """Return the first two numbers of the version of transformers that is installed."""
     return tuple(int(number) for number in re.findall(r"\d+", version("transformers"))[:2])
 
 
@@ -94,8 +94,8 @@ class Draft:
 class Scores:
     """The target's output for a draft."""
 
-    logits: Tensor  # (B, N, V), before any logits processor
-    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, N, H), for `Needs.layers`
+    logits: Tensor  # (B, N, V), the target's raw logits after each node, before any logits processor
+    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer (of `Needs.layers`) -> (B, N, H)
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Verdict:
     """
 
     path: Tensor  # (B, A) int64, accepted nodes from the root down, -1 beyond
-    next: Tensor  # (B,) int64, the next root: correction or bonus
-    done: Tensor  # (B,) bool: end of sequence, stop or length
+    next: Tensor  # (B,) int64, the root of the next draft: correction or bonus token
+    done: Tensor  # (B,) bool: whether the row ends here, by EOS, a stopping criterion or its maximum length
     tokens: Tensor  # (B, T) int64, -1 beyond a row's last token
     lengths: Tensor  # (B,) int64, number of tokens of each row in this round, at least 1
 
@@ -121,7 +121,7 @@ class Prior:
 
     @property
     def chain(self) -> tuple[float, ...]:
-        """Chance of each node of a chain of best tokens; () where nothing was measured."""
+        """Return the chance of each node of a chain of best tokens; () where nothing was measured."""
         return tuple(row[0] for row in self.ranks) if self.measured else ()
 
 
@@ -129,9 +129,9 @@ class Prior:
 class Needs:
     """What a drafter reads besides logits. The target puts it into `Context` and `Scores`."""
 
-    layers: tuple[int, ...] = ()  # residual stream after these layers, from 0; -1 is the last, final norm included
-    embeds: bool = False  # the prompt's input embeddings
-    memory: bool = False  # the encoder's hidden states, and the features that it read
+    layers: tuple[int, ...] = ()  # target layers, from 0, after which it reads hidden states; -1: the last, normed ones
+    embeds: bool = False  # whether it reads the input embeddings of the prompt
+    memory: bool = False  # whether it reads the encoder's hidden states, and the features that the encoder read
     prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
     travels: bool = False  # whether a chat stores the drafter's memory for the next turn (`Context.carried`)
     stops: bool = False  # whether it ends chains early, by `Plan.threshold`
@@ -140,7 +140,7 @@ class Needs:
 class TreeShape(Protocol):
     """Chooses the likeliest nodes of a tree, for a drafter that guesses each depth independently. Runs share it."""
 
-    width: int  # ranks considered at each depth
+    width: int  # number of ranks (k-th best tokens) that a tree may use at each depth
 
     def tree(self, nodes: int, depth: int) -> Sequence[tuple[int, int, int]]:
         """Return (parent, depth from 0, rank) of each node below the root."""
@@ -159,11 +159,11 @@ class Context:
     cache did not hold yet. Without such a cache F = P.
     """
 
-    tokens: Tensor  # (B, P) int64
+    tokens: Tensor  # (B, P) int64, the prompts' token ids
     mask: Tensor  # (B, P) bool, False at padding
-    positions: Tensor  # (1 or 3, B, F)
-    next_position: Tensor  # (B,) position of the root, rope_delta included
-    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> (B, F, H)
+    positions: Tensor  # (1 or 3, B, F), the target's positions; 3 with M-RoPE
+    next_position: Tensor  # (B,), the target's position of the first root; M-RoPE's rope_delta is included
+    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> its hidden states (B, F, H)
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
     visual: Tensor | None = None  # (B, F) bool, True at visual tokens
     pictures: Tensor | None = None  # (B, P) bool, True at visual tokens' placeholders among `tokens`
@@ -171,11 +171,11 @@ class Context:
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
     sound: Tensor | None = None  # (B, mels, T), the features that the encoder read, where they are known
     source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if encoder and decoder share them
-    room: Tensor | None = None  # (B,) positions left before the target's maximum; None: no maximum
+    room: Tensor | None = None  # (B,), number of positions left before the target's maximum; None: no maximum
     columns: bool = False  # whether each node of a draft needs a position of its own; else each depth has one
     chains: bool = False  # whether a draft must be a chain
-    shape: TreeShape | None = None  # learned in earlier runs; starts as the drafter's prior
-    past: int = 0  # columns that the caller's cache already held
+    shape: TreeShape | None = None  # for `Needs.prior`: chances learned in earlier runs
+    past: int = 0  # number of columns that the caller's cache already held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
     summaries: Tensor | None = None  # (images, 2V): mean and deviation of the vision tower's states of each image
     carried: Any = None  # the drafter's memory from the previous turn of a chat; None: there is none

@@ -27,7 +27,7 @@ from mmdec.checks.files import open_regular, printable, unreadable, write_whole
 from mmdec.types import InputError
 
 MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, which is read into memory
-BLOCK = 1 << 20  # samples that are read at once
+BLOCK = 1 << 20  # maximum samples, of all channels, that are read at once
 UNKNOWN = 2**63 - 1  # the length that libsndfile returns if the header has none
 READABLE = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST")  # libsndfile's names
 WRITABLE = {  # suffix: libsndfile's format and subtype
@@ -44,7 +44,7 @@ WRITABLE = {  # suffix: libsndfile's format and subtype
 }
 
 AudioSource = str | os.PathLike[str] | BinaryIO
-MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names
+MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names of two families of containers: mp4, m4a, mov; and mkv, mka, webm
 KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
 
 
@@ -80,7 +80,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
     """Measure a sound file's length in seconds, by decoding it to its end. Raises InputError as `load_audio` does."""
     of, seconds, peak = _of(path), 0.0, 0.0
     for rate, block in _blocks(path, MAX_SECONDS):
-        with np.errstate(all="ignore"):  # the same mix as in `load_audio`
+        with np.errstate(all="ignore"):  # infinite samples are detected below, as in `load_audio`
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
         seconds += len(block) / rate
@@ -91,7 +91,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 def _of(source: AudioSource) -> str:
-    """The end of an error message with the file's name: " in 'a.wav'"."""
+    """Return the end of an error message with the name of the file `source`: " in 'a.wav'"."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
     return " in the file object"
@@ -289,7 +289,7 @@ def container_blocks(content: int | io.BytesIO, container: str, name: str, path:
 
 
 def conversion(path: str, convert: str = "Convert") -> str:
-    """The remedy for a sound file that cannot be read: FFmpeg's command for this file, if its name is printable.
+    """Return the remedy for an unreadable sound file: FFmpeg's command that converts it, if its name is printable.
 
     convert: how the sentence begins.
     """
@@ -304,12 +304,12 @@ def conversion(path: str, convert: str = "Convert") -> str:
 
 
 def _plain(path: str) -> str:
-    """Change a path so that FFmpeg does not read it as an option or an address."""
+    """Change a path so that FFmpeg reads it neither as an option ("-i") nor as an address ("a:b")."""
     return f"file:{path}" if path.startswith("-") or ":" in path else path
 
 
 def _file(content: int | io.BytesIO) -> BinaryIO:
-    """A file object at the beginning of `content`. Closing it leaves `content` open."""
+    """Return a file object at the beginning of `content`. Closing it leaves `content` open."""
     if isinstance(content, int):
         os.lseek(content, 0, os.SEEK_SET)
         return open(content, "rb", closefd=False)

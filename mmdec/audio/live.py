@@ -23,13 +23,13 @@ from mmdec.types import InputError
 
 FRAMES = 10  # frames of 10 ms in a block
 BLOCK = FRAMES * STEP  # samples in a block
-HISTORY = 100  # newest blocks, from whose levels the levels of loud parts and of noise are estimated
+HISTORY = 100  # number of newest blocks from which the levels of loud parts and of noise are estimated
 FAINT = 3e-4  # part of full scale (-70 dB): anything fainter is no voice
 BELOW_LOUD = 10 ** (-35 / 20)  # a voice is at most 35 dB below the loud parts
 ABOVE_NOISE = 2.5  # a voice is at least so many times as loud as the noise
-SETTLED = 10  # blocks after which the noise is known
-VOICED = 3  # frames of a block that make it voiced
-LEAD, TAIL = 3, 4  # blocks kept before the first and after the last voice
+SETTLED = 10  # number of blocks after which the level of the noise is known
+VOICED = 3  # minimum frames with voice that make a block voiced
+LEAD, TAIL = 3, 4  # blocks that a window keeps before its first and after its last voiced block
 LONG_SILENCE = 8.0  # seconds of silence that end a window of a recording; shorter silences stay inside windows
 CLEAR = 5  # minimum blocks of a clear pause: with `latest`, a full window is cut at its last one
 LEAST = 2  # minimum voiced blocks of a window: fewer are a click
@@ -64,13 +64,13 @@ class VoiceGate:
         """detector: "energy", or "webrtc" (extra `mmdec[vad]`). Raises InputError for another, or if it is missing."""
         check_detector(detector)
         self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
-        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # levels of each block's frames, without deep silence
+        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # levels of each block's frames that are not `FAINT`
         self._settled = detector != ENERGY  # whether the noise is known
-        self._waiting: list[tuple[Tensor, np.ndarray]] = []  # blocks and their levels, until the noise is known
+        self._waiting: list[tuple[Tensor, np.ndarray]] = []  # blocks and levels, until the noise is known
 
     @property
     def waiting(self) -> int:
-        """Number of blocks that are not decided yet."""
+        """Return the number of blocks that are not decided yet."""
         return len(self._waiting)
 
     def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
@@ -112,7 +112,7 @@ class Window:
 
     @property
     def end(self) -> int:
-        """Index after its last sample."""
+        """Return the index, in the stream, after the window's last sample."""
         return self.start + len(self.samples)
 
 
@@ -142,7 +142,7 @@ class SpeechWindows:
 
     @property
     def heard(self) -> int:
-        """Number of samples of the stream so far."""
+        """Return the number of samples of the stream so far."""
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
     def add(self, samples: Tensor) -> list[Window]:
@@ -189,12 +189,12 @@ class SpeechWindows:
         return closed
 
     def _last(self) -> int:
-        """Number of blocks up to the last voice."""
+        """Return the number of blocks up to the last voice."""
         return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
 
     def _pause_inside(self) -> int:
-        """Where a full window is cut, in blocks, in its second half: in the middle of the longest pause (with `latest`,
-        of the last clear pause), else at the quietest block."""
+        """Return where a full window is cut, in blocks, in its second half: in the middle of the longest pause (with
+        `latest`, of the last clear pause), else at the quietest block."""
         half, runs, begin = len(self._blocks) // 2, list[tuple[int, int]](), 0
         for index, voiced in enumerate([*self._voiced, True]):
             if voiced:
@@ -211,7 +211,7 @@ class SpeechWindows:
         return half + levels.index(min(levels))
 
     def _close(self, cut: int) -> list[Window]:
-        """Take the first `cut` blocks as a window. The others begin the next."""
+        """Return the first `cut` blocks as a window. The others begin the next one."""
         window = Window(self._start, torch.cat(self._blocks[:cut]))
         spoken = sum(self._voiced[:cut]) >= LEAST
         self._drop(cut)
@@ -226,33 +226,33 @@ class SpeechWindows:
 
 
 ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}  # samples' encoding -> NumPy's dtype
-BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # of one sample
+BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # encoding -> bytes of one sample
 PIECE = 1 << 14  # maximum bytes that are read at once
 WAITING = 30.0  # maximum seconds of sound that wait for the caller; then the pipe is not read further
-HEADER = 1 << 20  # maximum bytes of a wav's chunks before its samples
+HEADER = 1 << 20  # maximum bytes of a wav's header, its chunks before the samples
 ENDLESS = 2**31 - 2**16  # a declared size of at least this means that the size is unknown
-FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")  # first bytes of sound files
-PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes of a wav's format
+FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")  # first bytes of sound files but wav
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes by which a wav's header names its encoding
 
 
 @dataclass(frozen=True)
 class PipedSound:
     """A stream of samples whose format is known."""
 
-    rate: int  # Hz
+    rate: int  # sample rate in Hz
     channels: int
     encoding: str
-    size: int | None  # number of bytes of samples by the header; None: unknown
-    head: bytes  # samples that were read already
+    size: int | None  # bytes of samples that the header declares; None: unknown
+    head: bytes  # bytes of samples that were read together with the header
 
 
 def looks_like_a_file(head: bytes) -> bool:
-    """Whether the first 12 bytes are those of a sound file other than wav, which is read whole."""
+    """Return whether the first 12 bytes are those of a sound file other than wav, which is read whole."""
     return head.startswith(FILES) or head[4:8] == b"ftyp"
 
 
 def is_wav(head: bytes) -> bool:
-    """Whether the first 12 bytes are those of a wav stream."""
+    """Return whether the first 12 bytes are those of a wav stream."""
     return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
 
 
@@ -371,7 +371,7 @@ class _Backlog:
                         self._change.wait()
                     self._waiting += piece
                     self._change.notify_all()
-        except Exception as error:  # a closed pipe
+        except Exception as error:  # such as a closed pipe; the caller's thread reads it from here
             self._error = error
         finally:
             with self._change:

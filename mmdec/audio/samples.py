@@ -20,9 +20,9 @@ from transformers.audio_utils import mel_filter_bank, window_function
 from mmdec.checks.arguments import show
 from mmdec.types import InputError
 
-SAMPLE_RATE = 16_000  # Hz, for all networks of mmdec
-HOP = 256  # samples between target frames
-WINDOW = 1024  # samples in a target frame
+SAMPLE_RATE = 16_000  # sample rate in Hz that all networks of mmdec read
+HOP = 256  # samples between two frames of the target's (the translation's) spectrogram
+WINDOW = 1024  # samples in a frame of the target's spectrogram
 MELS = 80
 LOG_FLOOR = 1e-5
 MOMENTUM = 0.99  # momentum of fast Griffin-Lim
@@ -132,7 +132,7 @@ def _mel_filters(device: torch.device) -> Tensor:  # (513, 80)
 
 @lru_cache(maxsize=8)
 def _kaldi(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Povey's window (400,), and the filters (257, 80) of 20 to 8000 Hz."""
+    """Return Povey's window (400,), and the filters (257, 80) of 20 to 8000 Hz."""
     filters = mel_filter_bank(257, MELS, 20.0, 8000.0, SAMPLE_RATE, mel_scale="kaldi", triangularize_in_mel_space=True)
     with torch.inference_mode(False):
         window = window_function(400, "povey", periodic=False)
@@ -167,7 +167,7 @@ def check_seconds(seconds: float) -> None:
 
 
 def check_samples(samples: Tensor, of: str = "") -> None:
-    """Raise InputError if samples (T,) are empty or not finite. of: as for `check_rate`."""
+    """Raise InputError if samples (T,) are empty or not finite. of: text appended to the error."""
     if samples.numel() == 0:
         raise InputError(f"`audio` must hold at least one sample, but is empty{of}. Check the recording.")
     finite = torch.isfinite(samples)
@@ -180,7 +180,7 @@ def check_samples(samples: Tensor, of: str = "") -> None:
 
 
 def check_peak(peak: float, of: str = "") -> None:
-    """Raise InputError for a peak above that of 32-bit integers stored as floats. of: as for `check_rate`."""
+    """Raise InputError for a peak above that of 32-bit integers stored as floats. of: text appended to the error."""
     if peak > MAX_PEAK:
         raise InputError(
             f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "
@@ -243,7 +243,7 @@ def split_at_pauses(
             pieces.append((start * STEP, min(end * STEP, length)))
             continue
         if not inside:
-            margin = min(100, (end - start) // 4)  # no cut near the edges: the piece would be half a word
+            margin = min(100, (end - start) // 4)  # no cut near the edges, where a piece would be half a word
             cut = start + margin + int(np.argmin(level[start + margin : end - margin]))
         waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
     return pieces
@@ -276,7 +276,8 @@ def check_detector(detector: object) -> None:
 
 
 def voiced_frames(samples: Tensor) -> np.ndarray:
-    """Find by WebRTC's detector which 10 ms of 16 kHz samples (T,) contain a voice. Returns (ceil(T / 160),) bool."""
+    """Find, by WebRTC's detector, which parts of 10 ms of 16 kHz samples (T,) contain a voice. Returns (ceil(T / 160),)
+    bool."""
     detector: Any = webrtc_package().Vad(AGGRESSIVENESS)
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % FRAME))
     integers = (padded.clamp(-1, 1) * 32767).to(torch.int16).cpu().numpy().astype("<i2")
@@ -284,7 +285,7 @@ def voiced_frames(samples: Tensor) -> np.ndarray:
 
 
 def webrtc_package() -> Any:
-    """The package webrtcvad. Raises InputError if it is not installed."""
+    """Return the package webrtcvad. Raises InputError if it is not installed."""
     try:
         return import_module("webrtcvad")
     except ImportError as error:

@@ -21,11 +21,11 @@ MAX_NODES = 1024  # maximum nodes of a draft, whose mask grows with the square
 
 
 def show(value: object) -> str:
-    """A value for an error: its repr if short and plain, else its type. The same in every process."""
+    """Return a value for an error: its repr if short and plain, else its type. The same in every process."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         try:
             text = repr(value)
-        except ValueError:  # an integer of thousands of digits
+        except ValueError:  # Python refuses to print an integer of thousands of digits
             return f"a huge {type(value).__name__}"
         return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
     if isinstance(value, PurePath):
@@ -42,7 +42,8 @@ def show(value: object) -> str:
 
 
 def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
-    """Check for a whole number from `least` to `most`. NumPy's integers are accepted, True and "2" are not."""
+    """Check that the argument `name` is a whole number from `least` to `most`. NumPy's integers are accepted, True and
+    "2" are not."""
     number: int | None = None
     if not isinstance(value, bool):
         try:
@@ -79,40 +80,41 @@ def check_seed(seed: object) -> int | None:
 
 
 def check_switch(name: str, value: object) -> bool:
-    """Check for True or False."""
+    """Check that the argument `name` is True or False."""
     if not isinstance(value, bool):
         raise InputError(f"`{name}` must be True or False, but is {show(value)}. Choose one.")
     return value
 
 
 def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: str) -> T:
-    """Check for an instance of this class. rule: what the value must be, in words."""
+    """Check that the argument `name` is an instance of the class `kind`. rule: what the value must be, in words."""
     if not isinstance(value, kind):
         raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}")
     return value
 
 
 def check_path(name: str, value: object, remedy: str) -> Path:
-    """Check for a path that is neither empty nor bytes."""
+    """Check that the argument `name` is a path, neither empty nor bytes."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
     return Path(cast(str, value))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], remedy: str) -> None:
-    """Check that the value is in `choices`."""
+    """Check that the value is in `choices`. name: the argument's name, for the error. remedy: the error's last
+    sentence."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}")
 
 
 def check_callable(name: str, value: object, rule: str) -> None:
-    """Check for None or a callable that is not a class."""
+    """Check that the argument `name` is None or a callable that is not a class. rule: what it must be, in words."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.")
 
 
 def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: str) -> None:
-    """Check for an object (not a class) with these methods."""
+    """Check that the argument `name` is an object (not a class) with these methods."""
     lacking = [method for method in methods if not callable(getattr(value, method, None))]
     if lacking or isinstance(value, type):
         what = f"which lacks `{lacking[0]}`" if lacking else "which is no object of it"
@@ -122,14 +124,14 @@ def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: st
 
 
 def check_finite(name: str, value: float, remedy: str) -> float:
-    """Check for a number that is neither NaN nor infinite."""
+    """Check that the argument `name` is a number, neither NaN nor infinite."""
     if not math.isfinite(value):
         raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}")
     return value
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """The end of an error about a misspelt name: " Did you mean 'eagle'?"; "" if no name is similar."""
+    """Return the end of an error about a misspelt name: " Did you mean 'eagle'?"; "" if no name is similar."""
     near = get_close_matches(given, [*names], 1) if isinstance(given, str) else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -147,7 +149,7 @@ class UnknownOption(InputError):
         )
 
     def __reduce__(self) -> tuple[type[UnknownOption], tuple[str, list[str]]]:
-        """Make the error picklable, for other processes."""
+        """Make the error picklable, so that other processes can pass it on."""
         return UnknownOption, (self.name, self.names)
 
 

@@ -35,7 +35,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
-    """Check a dtype or its name; None means float32. integers: whether int8 is accepted, too. Raises InputError."""
+    """Return the torch dtype of a dtype or its name; None means float32. integers: whether int8 is accepted, too.
+    Raises InputError."""
     found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
@@ -53,11 +54,12 @@ def check_same_dtype(dtype: object, own: torch.dtype) -> None:
 
 
 def quick_dtype(device: str | torch.device | None) -> torch.dtype:
-    """bfloat16 on a GPU that supports it in hardware, else float32. Raises InputError for an impossible device."""
+    """Return bfloat16 on a GPU that supports it in hardware, else float32. Raises InputError for an impossible
+    device."""
     quick = check_device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if quick else torch.float32
 
 
 def fast_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 products are faster than float32 on this device; CPUs before AVX-512 are not."""
+    """Return whether bfloat16 products are faster than float32 on this device; CPUs before AVX-512 are not."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

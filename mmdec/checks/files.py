@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from mmdec.types import InputError, MmdecError
 
-PART = ".mmdec-"  # prefix of files that are not complete yet
+PART = ".mmdec-"  # prefix of the names of temporary files, which are not complete yet
 KINDS = (
     (stat.S_ISDIR, "a directory", "Name the files in it"),
     (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
@@ -28,16 +28,16 @@ KINDS = (
 )
 MAX_PATH = 4096  # maximum letters of a path
 SHOWN = 240  # letters of a path that an error shows
-ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # one slash, because pathlib merges two
+ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # a URL; one slash, because pathlib merges two
 
 
 def printable(text: str) -> str:
-    """`text` in one line that every UTF-8 stream accepts: invalid bytes, line ends and the like are escaped."""
+    """Return `text` in one line that every UTF-8 stream accepts: invalid bytes, line ends and the like are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """A path for an error: one line of limited length."""
+    """Return a path for an error: one line of limited length."""
     text = printable(os.fsdecode(path))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -56,9 +56,9 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     if len(text) > MAX_PATH:
         raise InputError(f"`{argument}` must be an existing file, but {name} is no name. Check the path.")
     try:
-        file = Path(os.fsdecode(path))  # "" would be the current directory
+        file = Path(os.fsdecode(path))  # pathlib reads "" as the current directory
         _check_regular(os.stat(file).st_mode, name, argument)
-        # do not block if a pipe has replaced the file meanwhile
+        # O_NONBLOCK: do not wait for a writer if a pipe has replaced the file meanwhile
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         descriptor = os.open(file, flags)
     except FileNotFoundError as error:
@@ -78,7 +78,7 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
 
 
 def unreadable(argument: str, name: str, error: Exception, remedy: str) -> InputError:
-    """Make the error for a file that the system cannot read."""
+    """Make the error for a file `name` that the system cannot read. argument: the caller's argument that names it."""
     return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
 
 
@@ -114,14 +114,15 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file atomically, see `whole_file`."""
+    """Write a file atomically: if writing fails, an earlier file stays as it was."""
     with whole_file(path) as file:
         file.write(content)
     return Path(path)
 
 
 def _replaced_mode(path: Path) -> int | None:
-    """The permissions of the file to replace; None if there is none. Raises InputError if it is not a regular file."""
+    """Return the permissions of the file to replace; None if there is none. Raises InputError if it is not a regular
+    file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -131,14 +132,14 @@ def _replaced_mode(path: Path) -> int | None:
 
 
 def reason(error: Exception) -> str:
-    """The reason of an error in a few words: the system's own text if it is an OSError."""
+    """Return the reason of an error in a few words: the system's own text if it is an OSError."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error)) or type(error).__name__
 
 
 def one_line(error: BaseException) -> str:
-    """The type and message of another library's error, in one line of limited length."""
+    """Return the type and message of another library's error, in one line of limited length."""
     return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
 
@@ -163,10 +164,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers get the same name."""
+    """Return readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers get the same name."""
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def failure(error: Exception) -> str:
-    """The one-line message for an input that failed. Errors other than mmdec's own include their type."""
+    """Return the one-line message for an input that failed. Errors other than mmdec's own include their type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"

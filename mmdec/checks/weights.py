@@ -28,8 +28,8 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 MAX_JSON_BYTES = 64 * 2**20
-ALL = ("",)  # prefix of every tensor's name
-COUNTS = ("layers", "blocks")  # suffixes of settings that count a network's parts
+ALL = ("",)  # prefixes that select every tensor: "" begins every name
+COUNTS = ("layers", "blocks")  # last words of the settings that count a network's layers
 BOUND = "max_"  # prefix of settings that only bound a count: Qwen's `max_window_layers` is 80 for any number of layers
 # Settings by which transformers would download or run code, or read files outside the folder.
 NOT_FOLLOWED = (
@@ -63,11 +63,12 @@ def damaged(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
 
 
 def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
-    """Read a JSON object. Raises InputError if the file is missing or malformed."""
+    """Read a JSON object. argument: the name of the caller's argument. Raises InputError if the file is missing or
+    malformed."""
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
-        if not file.is_file():  # pipes and /dev/zero never end
+        if not file.is_file():  # no pipe or device, because reading /dev/zero never ends
             raise ValueError("it is no regular file")
         settings = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
@@ -81,7 +82,7 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
 
 
 def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
-    """The weight files of a model in transformers' layout: one file, or those in its index.
+    """Return the weight files of a model in transformers' layout: one file, or those in its index.
 
     prefixes: how the names of the needed tensors begin. Raises: InputError unless each is a safetensors file inside the
         folder.
@@ -101,7 +102,7 @@ def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = AL
 
 
 def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
-    """The safetensors file of this name. Raises InputError if it is missing, a pickle, or outside the folder.
+    """Return the safetensors file of this name. Raises InputError if it is missing, a pickle, or outside the folder.
 
     A snapshot in the hub's cache links to the cache's `blobs`, which counts as inside.
     """
@@ -118,7 +119,7 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
         )
     try:
         there = file.is_file()
-    except OSError:  # no file can have this name
+    except OSError:  # a name that no file can have
         there = False
     if not there:
         alone = name == WHOLE and folder.is_dir()
@@ -132,7 +133,7 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
 
 
 def lies_inside(file: Path, folder: Path) -> bool:
-    """Whether the real path of a file or folder is inside `folder`, or in its hub cache's blobs."""
+    """Return whether the real path of a file or folder is inside `folder`, or in its hub cache's blobs."""
     try:
         real, home = file.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a circular link, or an invalid name
@@ -170,7 +171,7 @@ def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: st
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite, nor too large for float32."""
+    """Return whether no element is NaN or infinite, nor too large for float32."""
     if tensor.is_complex():  # float() would drop the imaginary part
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():
@@ -255,7 +256,7 @@ def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
             logging.enable_progress_bar()
     model, report = loaded
     absent = sorted(report["missing_keys"])
-    if absent:  # transformers would initialise them at random
+    if absent:  # missing weights: transformers would initialise them at random, without an error
         raise InputError(
             f"`{argument}` must hold all weights, but '{folder}' lacks '{absent[0]}', {len(absent)} in all. Fetch it "
             "again."

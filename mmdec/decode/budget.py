@@ -31,14 +31,14 @@ from typing import final
 from mmdec.decode.statistics import DEEPEST, ENOUGH, CostCurve, DecodingStatistics, Pair
 from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
 
-# draft size: nodes of a chain, (nodes, depth) of a tree; None: chosen by the budget
+# a draft's size: nodes of a chain, or (nodes, depth) of a tree; None: the budget chooses it each round
 Nodes = int | tuple[int, int] | None
 
-# Candidate numbers of nodes; with the root these are 2, 3, 4, 6, 8, ... columns.
+# Numbers of nodes that the budget compares; with the root these are 2, 3, 4, 6, 8, ... columns of a pass.
 CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
 TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
-FIRST = 3  # nodes of the first chain
-FIRST_WITH_PRIOR = 7  # the same for a drafter that has a prior or may end chains early
+FIRST = 3  # maximum nodes of a draft until longer passes were timed
+FIRST_WITH_PRIOR = 7  # the same maximum for a drafter that has a prior or may end chains early
 RELIABLE = 0.5  # up to this acceptance chance of the first node, a single slow timing can rule out a plan
 NEARLY_BEST = 0.93  # rates above this part of the best count as equal: seconds are noisy
 MARGIN = 1.02  # the expected gain over plain decoding must be at least this
@@ -47,17 +47,17 @@ LOSS_TO_GUESSES = 1.0  # the same for other drafters: losing 2 passes costs an a
 LOSS_PER_TOKEN = 0.04  # each new token raises the maximum loss by so many plain passes
 LOSS_OF_GAINS = 8.0  # maximum of earlier gains, in plain passes, that a run may lose again
 NOTICED = 0.02  # a loss below this part of a plain pass's time counts as none
-RARELY = 256  # while drafting does not pay: rounds at most between two trial drafts
-CHAINS_RARELY = 96  # rounds of trees at most until a chain is tried again
-ENDING_RARELY = 24  # the same as CHAINS_RARELY for chains that may end early: trying them costs little
+RARELY = 256  # maximum rounds between two trial drafts while drafting does not pay
+CHAINS_RARELY = 96  # after at most so many rounds with trees, a chain is tried again
+ENDING_RARELY = 24  # the same maximum for chains that may end early: trying them costs little
 SETTLED = 6  # rounds at a new batch size after which its own timings are preferred to those of larger batches
-GAP_OF_NEW_RUN = 8  # when a run begins: rounds at most between two trial drafts
-ATTEMPT = 7  # nodes at most in a draft that is only a trial, because no gain is expected
-LENGTH = 8  # the cost of one more node is estimated at chains of at most so many nodes
+GAP_OF_NEW_RUN = 8  # maximum rounds between two trial drafts when a run begins
+ATTEMPT = 7  # maximum nodes of a trial draft, from which no gain is expected
+LENGTH = 8  # maximum nodes of the chains from which the cost of one more node is estimated
 UNTIMED = 0.3  # acceptance chance below which a chain ends, while too little is timed to compute it
 THRESHOLD = (0.02, 0.6)  # bounds of this chance once it is computed
-INSTANT = 1e-9  # minimum seconds of a round: some clocks do not move in so short a time
-PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: rounds until the next plain pass is timed, if n plain passes were timed
+INSTANT = 1e-9  # seconds that a round counts at least: some clocks do not move in so short a time
+PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: rounds until the next plain pass, if n were timed
 
 
 @final
@@ -78,8 +78,8 @@ class Budget:
         self._attempt = False  # whether the plan is a trial draft: no gain is expected from it
         self._waited = 0  # rounds since the last trial draft
         self._unplain = 0  # rounds since the last plain pass
-        self._tokens = 0.0  # tokens per row so far
-        self._rate = 0.0  # expected tokens a second of the best plan
+        self._tokens = 0.0  # new tokens per row so far
+        self._rate = 0.0  # tokens a second that the best plan is expected to give
         self.ledger: dict[int, tuple[float, float]] = {}  # batch size -> (seconds, tokens) of rounds with a drafter
         self._lock = statistics.lock
         with self._lock:
@@ -89,7 +89,7 @@ class Budget:
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
-        """A budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0: plain decoding."""
+        """Return a budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0: plain decoding."""
         if nodes < 0:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
         if depth is not None and not (1 if nodes else 0) <= depth:
@@ -143,11 +143,11 @@ class Budget:
             ending = self._stops and plan.nodes == plan.depth
             levels = max(columns - 1, 1) if ending else plan.depth
             if (columns > 1 or not ending) and not (starved and draft.samples(levels) >= ENOUGH):
-                draft.add(levels, draft_seconds)  # a draft without nodes has 0 levels
+                draft.add(levels, draft_seconds)  # an empty draft has 0 levels, but takes time
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
-                cost = min(cost, tokens * plain)  # time accepted drafts once more before they count as a loss
+                cost = min(cost, tokens * plain)  # an accepted draft is no loss until it was timed again
             spent, gained = self.ledger.get(batch, (0.0, 0.0))
             self.ledger[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * plain
@@ -158,11 +158,12 @@ class Budget:
                 self._waited = 0
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The cost curves in seconds: the target's by columns; by depth, the drafter's for chains and for trees."""
+        """Return the cost curves in seconds: the target's pass by columns; the drafter's chains and trees by depth."""
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """The cost curves to plan with: a larger batch size's, if this size has few timings (rows have just ended)."""
+        """Return the cost curves to plan with: a larger batch size's, if this size has few timings (rows have just
+        ended)."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -173,7 +174,7 @@ class Budget:
         return own
 
     def plain_seconds(self, batch: int) -> float:
-        """Seconds of a plain pass; without timings, estimated from passes with more rows, else 0."""
+        """Return the seconds of a plain pass; without timings, estimated from passes with more rows, else 0."""
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
             return own.at(1)
@@ -182,7 +183,8 @@ class Budget:
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """The acceptance chance below which a chain's next node does not pay; `UNTIMED` if too little was timed."""
+        """Return the acceptance chance below which a chain's next node does not pay; `UNTIMED` if too little was
+        timed."""
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.reach - 1, chain.reach, LENGTH)
         if nodes < FIRST:
@@ -192,22 +194,22 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _least(self, batch: int) -> float:
-        """How many accepted tokens pay for a target pass over two columns instead of one; 0 until such a pass was
-        timed."""
+        """Return how many accepted tokens pay for a target pass over two columns instead of one; 0 until such a pass
+        was timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
         return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
 
     def _affordable(self, plain: float) -> float:
-        """Seconds that this round may lose. plain: seconds of a plain pass."""
+        """Return the seconds that this round may lose against a plain pass, which takes `plain` seconds."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
         return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _rated(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[tuple[float, float, Plan, CostCurve]]:
-        """Rate all plans of fewer than `reach` nodes. Returns: (tokens a second, accepted nodes, plan, drafter's cost
-        curve) of each plan, the best first."""
+        """Rate all plans of fewer than `reach` nodes by cost curves and chances of a chain's nodes. Returns: (tokens a
+        second, accepted nodes, plan, drafter's cost curve) of each plan, the best first."""
         acceptance, plain = self._acceptance, target.at(1)
         drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
         if self._stops:
@@ -234,22 +236,22 @@ class Budget:
         own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
         if own.timed >= SETTLED and not own.samples(1):
             return no_draft, False
-        # a drafter with a prior needs one plain timing less
+        # a prior replaces one timing of a plain pass
         timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
         if self._unplain >= PLAIN_EVERY[timed_plain]:
             return no_draft, False
         plain, own_plain = target.at(1), self.plain_seconds(batch)
-        # Converted to seconds of the curves that are used for planning:
+        # The loss is in seconds of this batch size; convert it to seconds of the curves that are used for planning:
         affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior or self._stops else FIRST
-        # the first draft has one node, which measures the drafter's cost
+        # the first draft has one node, because the drafter's cost is not known yet
         reach = max(first + 1, 2 * target.reach) if chain.reach else 2
         rated = self._rated(target, chain, tree, chances, reach)
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
-            """Whether the run can afford the plan if no node is accepted."""
+            """Return whether the run can afford the plan if no node is accepted."""
             columns = plan.nodes + 1
             risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
             timed = target.samples(columns)
@@ -257,7 +259,7 @@ class Budget:
                 risk = min(risk, self._patience / 2 * plain)  # one slow pass must not exclude a reliable drafter
             return risk <= affordable
 
-        # in the order of their rates
+        # the affordable plans, best rate first
         able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))
         best, most, chosen = next(able, (0.0, 0.0, no_draft))
         if best * plain >= MARGIN:

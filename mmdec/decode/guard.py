@@ -51,7 +51,7 @@ class Guard:
         return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room, self.chains)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Pass a round's verdict to the drafter."""
+        """Pass a round's draft, the target's scores and the verdict to the drafter."""
         if self.drafter is not None:
             self._try(self.drafter.update, self.memory, draft, scores, verdict)
 
@@ -76,7 +76,7 @@ class Guard:
             return None
 
     def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
-        """Ask the drafter for a draft. Raises ValueError if the target or the verifier could not process the draft."""
+        """Ask the drafter for a draft. Raises ValueError for a draft that the target or the verifier cannot process."""
         draft = drafter.propose(self.memory, roots.clone(), plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
@@ -118,7 +118,7 @@ def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
     kept: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
-        nodes, last = {0: None}, 0  # the kept nodes (a dict as an ordered set), and the last of them
+        nodes, last = {0: None}, 0  # kept nodes (a dict, because sets have no order), and the last one
         for node, depth in enumerate(depths(parents[row][: sizes[row]])):
             above = parents[row][node] == last if chains else parents[row][node] in nodes
             if node and depth <= deepest and len(nodes) <= plan.nodes and above:
@@ -155,7 +155,7 @@ class ForwardingDrafter:
         return self.drafter.name
 
     def check(self, target: Target) -> None:
-        """Check with the wrapped drafter."""
+        """Let the wrapped drafter check whether it can work with the target."""
         self.drafter.check(target)
 
     def start(self, context: Context) -> Any:

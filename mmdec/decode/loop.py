@@ -43,18 +43,18 @@ class Planner(Protocol):
 class Round:
     """The result of one draft and one target pass. Lists have one entry for each row that took part."""
 
-    index: int  # 0 is the prompt's pass
-    rows: list[int]  # indices of the rows in the call's batch
+    index: int  # number of the round in the call; 0 is the prompt's pass
+    rows: list[int]  # indices in the call's batch of the rows that took part
     tokens: list[list[int]]  # new tokens of each row, bonus or correction included
-    drafted: list[int]  # nodes below the root
-    accepted: list[int]  # drafted nodes that were accepted
-    done: list[bool]  # whether the row has ended
+    drafted: list[int]  # number of each row's drafted nodes, root excluded
+    accepted: list[int]  # number of each row's drafted nodes that were accepted
+    done: list[bool]  # for each row, whether it has ended
     target: float = 0.0  # seconds in the target's pass
     drafter: float = 0.0  # seconds in the drafter
     core: float = 0.0  # seconds in everything else
     vision: float = 0.0  # seconds in the vision tower, which `target` includes
     text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
-    logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T) of the tokens, by the model
+    logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
     summaries: Tensor | None = field(default=None, repr=False, compare=False)  # `Context.summaries`; only in round 0
 
 
@@ -76,7 +76,7 @@ def decode(
     drafter: None for plain decoding. budget: plans each draft. shape: chooses the nodes of trees, for drafters with
         `Needs.prior`.
     """
-    device = target.device  # looked up once: the lookup searches all parts of a large model
+    device = target.device  # looked up once, because the lookup searches all parts of a large model
     watch, guard = Watch(device), Guard(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.lap("target")

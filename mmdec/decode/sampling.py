@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from mmdec.decode.tree import int_rows
 from mmdec.types import InputError
 
-Processor = Callable[[Tensor, Tensor], Tensor]  # ids (1, L), logits (1, V) -> logits (1, V)
-Steps = tuple[Tensor, ...]  # processed scores (1, V) of every token so far
-Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # ids (1, L), scores -> (1,) bool
+Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
+Steps = tuple[Tensor, ...]  # a row's processed scores (1, V) at every token so far
+Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # whether a row ends: ids (1, L), scores -> (1,) bool
 T = TypeVar("T")
 
 
@@ -85,7 +85,7 @@ class Suppression:
 
 
 class Listener(Protocol):
-    """Receives the ids (1, L) and the scores (1, V) of a row."""
+    """Receives the ids (1, L) and the scores (1, V) of the row with index `row`, at each position."""
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None: ...
 
@@ -134,7 +134,7 @@ class Sequences:
             )
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each row
-        self.live = list(range(batch))  # indices of the rows that have not ended, in order
+        self.live = list(range(batch))  # indices of the rows that have not ended, ascending
         self.holds: list[int] | None = None  # the number of new tokens each row has positions for; None: no limit
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
@@ -145,14 +145,14 @@ class Sequences:
                 if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
                     each.row = row
         suppressions = [processor for processor in given if isinstance(processor, Suppression)]
-        # None: some processor depends on the position and must run at each one.
+        # None: not known in advance, because some processor depends on the position and must run at each one.
         self._suppressions = suppressions if len(suppressions) == len(given) else None
         # A tensor of the text is needed only if something reads it.
         self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
-        self._written = [0] * batch  # how many of a row's tokens were copied into its ids
+        self._written = [0] * batch  # for each row, how many of its tokens were copied into its ids
 
     def row(self, row: int) -> Tensor:
-        """Ids (1, L) of a row: prompt with padding, and generated tokens."""
+        """Return the ids (1, L) of the row with index `row`: prompt with padding, and generated tokens."""
         tokens, begin = self.tokens[row], self._written[row]
         end = self.start + len(tokens)
         while end > self._ids.shape[1]:
@@ -163,14 +163,16 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Whether the row's processors do nothing, at this and all later positions, but what `suppressed` does."""
+        """Return whether the row's processors do nothing, at this and all later positions, but what `suppressed`
+        does."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
         return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
 
     def suppressed(self, logits: Tensor) -> Tensor:
-        """Raw logits (..., V) in float32, with the tokens suppressed that are forbidden at every position."""
+        """Return the raw logits (..., V) in float32, with the tokens suppressed that are forbidden at every
+        position."""
         logits = logits.to(torch.float32)  # float32 as in `warped`, so that ties are the same in both
         for each in self._suppressions or ():
             if each.only_at is None:
@@ -178,11 +180,12 @@ class Sequences:
         return logits
 
     def room(self, row: int) -> int:
-        """How many more tokens the row may get before it ends by its maximum length."""
+        """Return how many more tokens the row may get before it ends by its maximum length."""
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def reach(self, row: int) -> int:
-        """How many tokens the next round may add to the row, by the row's `room` and by the target's positions."""
+        """Return how many tokens the next round may add to the row, by the row's `room` and by the target's
+        positions."""
         room = self.room(row)
         return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
@@ -205,11 +208,11 @@ class Sequences:
         self._written[row] = min(self._written[row], len(self.tokens[row]))
 
     def state(self, row: int) -> list[Processor] | None:
-        """A copy of the row's processors in their current state."""
+        """Return a copy of the row's processors in their current state."""
         return None if self.processors is None else _copied(self.processors[row])
 
     def restore(self, row: int, state: list[Processor]) -> None:
-        """Reset the row's processors to a state that `state` returned."""
+        """Reset the row's processors to `state`, which the method `state` returned."""
         if self.processors is not None:
             self.processors[row] = state
 
@@ -224,15 +227,16 @@ class Sequences:
         return done
 
     def padded(self, pad: int) -> Tensor:
-        """Ids (B, longest) of all rows with their prompts; shorter rows are padded on the right with `pad`."""
+        """Return the ids (B, longest) of all rows with their prompts; shorter rows are padded on the right with
+        `pad`."""
         longest = max(map(len, self.tokens))
         rows = [row + [pad] * (longest - len(row)) for row in self.tokens]
         return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Stopping criteria for one more row: those bound to the batch are copied; the others have no state, and are
-    shared."""
+    """Return the stopping criteria for one more row: those bound to the batch are copied; the others have no state, and
+    are shared."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]
@@ -258,13 +262,13 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
 
 
 class Choice(Protocol):
-    """Chooses plain decoding's next token from processed logits (1, V) and the text before it."""
+    """A function that chooses plain decoding's next token from processed logits (1, V) and the row's text before it."""
 
     def __call__(self, scores: Tensor, text: Sequences, row: int) -> int: ...
 
 
 def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
-    """Greedy decoding: the index of the largest score."""
+    """Return greedy decoding's next token: the index of the largest of the scores (1, V)."""
     return int(scores.argmax(-1))
 
 
@@ -298,7 +302,7 @@ class KeyedSample:
 
 
 def keyed(device: torch.device, *key: int | str) -> torch.Generator:
-    """A generator seeded by the key alone; different keys give independent streams."""
+    """Return a generator seeded by the key alone; different keys give independent streams."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -310,7 +314,7 @@ class Dice:
         self.generator = generator
 
     def happens(self, chance: float) -> bool:
-        """True with probability `chance`, clipped to [0, 1]."""
+        """Return True with probability `chance`, which is clipped to [0, 1]."""
         device = self.generator.device
         return float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64)) < chance
 
@@ -334,15 +338,15 @@ class ScoreRecorder:
         self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
-        # a copy: later processors may write to their input
+        # a copy, because later processors may write to their input
         self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
 
     def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
-        """A row's first `count` scores, (1, V) each."""
+        """Return a row's first `count` scores, (1, V) each."""
         return tuple(self._kept[row][step][None] for step in range(count))
 
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Scores (B, V) for each new token of the longest row; zeros after a row's end."""
+        """Return the scores (B, V) for each new token of the longest row; zeros after a row's end."""
         blank = torch.zeros_like(self._kept[0][0])
         return tuple(
             torch.stack([row[step] if step < size else blank for row, size in zip(self._kept, lengths, strict=True)])
@@ -357,7 +361,7 @@ class BatchCollector:
 
     processor: Processor
     rows: int
-    start: int  # columns of the prompt
+    start: int  # number of columns of the prompt, by which the first position is recognised
     _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:

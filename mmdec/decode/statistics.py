@@ -27,15 +27,15 @@ from mmdec.types import InputError, Plan, Prior
 
 DEEPEST = 31  # maximum nodes of a chain
 FADE = 0.95  # per round, the weight of earlier rounds decays by this factor
-SLOW = 0.98  # the same as FADE for chains that end early: their statistics change little, so old rounds stay useful
-UNKNOWN = 0.6  # assumed chance of a node without any observation
-CHAIN_GAP = 6  # first interval, in rounds of trees, between two trial chains
-PRIOR_WEIGHT = 2.0  # the prior counts as so many rounds
-WINDOW = 15  # timings stored per bucket, the newest ones
+SLOW = 0.98  # the same factor for chains that end early: their statistics change little, so old rounds stay useful
+UNKNOWN = 0.6  # assumed acceptance chance of a node without any observation
+CHAIN_GAP = 6  # rounds with trees until the first trial chain
+PRIOR_WEIGHT = 2.0  # a drafter's prior counts as so many observed rounds
+WINDOW = 15  # maximum timings that are stored for each bucket of a cost curve: the newest ones
 FORMAT = {"format": "mmdec decoding statistics", "version": 1}
-LARGEST = 16 << 20  # maximum bytes of a file
-ENOUGH = 3  # timings before a bucket of the target's curve is used
-MOST = 256  # maximum pairs of target and drafter
+LARGEST = 16 << 20  # maximum bytes of a file of statistics
+ENOUGH = 3  # minimum timings of a bucket of the target's curve: with fewer it is not used
+MOST = 256  # maximum pairs of target and drafter that are stored
 
 
 @final
@@ -58,21 +58,21 @@ class Acceptance:
         # (nodes, depth) -> (weight, weighted accepted nodes)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
         self.of_trees = (0.0, 0.0)  # (accepted nodes of all trees, the number predicted from chances of chains)
-        self.offered = 1.0  # share of rounds in which the drafter returned a draft when asked
+        self.offered = 1.0  # share of the drafter's calls in which it returned a draft
         self.chains_only = 0  # how many tree plans were answered by a chain; -1 after the first real tree
-        self.since_chain = 0  # rounds of trees since the last chain
-        self.chain_gap = CHAIN_GAP  # rounds of trees until the next trial chain; grows each time
-        self.gap = 1  # rounds between two trial drafts while drafting does not pay
+        self.since_chain = 0  # number of rounds with trees since the last chain
+        self.chain_gap = CHAIN_GAP  # number of rounds with trees between two trial chains; grows each time
+        self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
 
     def content(self) -> dict[str, Any]:
-        """The statistics, for JSON."""
+        """Return the statistics, for JSON."""
         names = ("prior", "hits", "trials", "ending", "of_trees", "offered", "chains_only", "gap")
         trees = [[*shape, *mean] for shape, mean in self.trees.items()]
         return {**{name: getattr(self, name) for name in names}, "trees": trees}
 
     def chain(self, deepest: int = DEEPEST) -> list[float]:
-        """Acceptance chances p_i of nodes i = 1 .. `deepest`. A depth never observed gets the prior's chance, or
-        without a prior that of depth i - 1."""
+        """Return the acceptance chances p_i of nodes i = 1 .. `deepest`. A depth never observed gets the prior's
+        chance, or without a prior that of depth i - 1."""
         chances: list[float] = []
         before = UNKNOWN
         for i in range(1, deepest + 1):
@@ -85,7 +85,7 @@ class Acceptance:
         return chances
 
     def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
+        """Return the expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
 
         chances: acceptance chances, as `chain` returns them. An unobserved depth is assumed to be drafted as often as
             the depth above, and accepted by its chance.
@@ -105,7 +105,7 @@ class Acceptance:
         return drafted, accepted
 
     def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
-        """Expected accepted nodes of a tree.
+        """Return the expected accepted nodes of a tree.
 
         For an untried tree size: the prediction from `chances`, scaled by the ratio of accepted to predicted nodes so
         far.
@@ -181,14 +181,14 @@ class CostCurve:
         self._slope = slope
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
-        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest (seconds, count)
-        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> count, seconds
-        self._points: list[tuple[float, float]] = [*self._start]  # count, seconds
-        self.reach = 0  # the largest count that was timed
+        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest timings (seconds, count)
+        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> lower quartile: count, seconds
+        self._points: list[tuple[float, float]] = [*self._start]  # the curve's corners: count, seconds
+        self.reach = 0  # the largest count of items that was timed
         self.timed = 0  # number of timings so far
 
     def samples(self, count: int) -> int:
-        """Number of timings in the count's bucket."""
+        """Return the number of timings in the count's bucket."""
         return len(self.windows.get((count - 1).bit_length(), ()))
 
     def add(self, count: int, seconds: float) -> None:
@@ -202,7 +202,9 @@ class CostCurve:
         self._connect()
 
     def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
-        """Replace the timings by those of a saved curve; no window is empty."""
+        """Replace the timings by those of a saved curve. windows: bucket -> (seconds, count), never empty. reach:
+        largest timed count. timed: number of timings.
+        """
         self.windows, self.reach, self.timed = windows, reach, timed
         self._quartiles = {}
         for bucket in windows:
@@ -210,7 +212,7 @@ class CostCurve:
         self._connect()
 
     def content(self) -> dict[str, Any]:
-        """The timings, for JSON."""
+        """Return the timings, for JSON."""
         windows = [[bucket, [list(timing) for timing in window]] for bucket, window in self.windows.items()]
         return {"reach": self.reach, "timed": self.timed, "windows": windows}
 
@@ -224,15 +226,15 @@ class CostCurve:
         least = math.inf
         for key in sorted(self._quartiles, reverse=True):
             size, quartile = self._quartiles[key]
-            least = min(least, quartile)  # a larger count takes at least as long, so larger buckets bound smaller ones
+            least = min(least, quartile)  # more items take at least as long, so larger buckets bound smaller ones
             if not key or len(self.windows[key]) >= self._enough:
                 self._points.append((size, least))
         self._points += self._start
         self._points.reverse()
 
     def at(self, count: float) -> float:
-        """Seconds at a count, from buckets with enough timings. Below the first point it returns the first point's
-        seconds, and without any timings 0."""
+        """Return the seconds that `count` items take, from buckets with enough timings. Below the first point it
+        returns the first point's seconds, and without any timings 0."""
         if not self._points:
             return 0.0
         before = after = self._points[0]
@@ -246,7 +248,7 @@ class CostCurve:
         return after[1] + self._slope * rise * (count - after[0])
 
     def pessimistic(self, count: int) -> float:
-        """A cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
+        """Return a cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
 
         A count beyond the largest timed count is assumed to take at least the seconds of that one, times the square
         root of the ratio of both counts.
@@ -258,7 +260,7 @@ class CostCurve:
         return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
 
     def capped(self, count: int, plain: float) -> float:
-        """`pessimistic`, but at most `count` times `plain`, the seconds of a pass over one column.
+        """Return `pessimistic(count)`, but at most `count` times `plain`, the seconds of a pass over one column.
 
         A slow first pass over a new shape does not measure the cost of the shape.
         """
@@ -279,14 +281,15 @@ class PairStatistics:
     """Measurements of one pair. Times are stored separately for batch sizes up to 1, 2, 4, ... rows: `power` is the
     base-2 logarithm of that size."""
 
-    target: dict[int, CostCurve]  # power -> seconds by columns, shared by all drafters of the target
+    target: dict[int, CostCurve]  # power -> seconds of a target pass by columns; all drafters of the target share it
     acceptance: Acceptance
     chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the drafter's seconds by depth
     trees: dict[int, CostCurve] = field(default_factory=lambda: {})
     accuracy: HeadAccuracy | None = None  # only for drafters with `Needs.prior`
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Cost curves of the target, of the drafter's chains and of its trees, for batches of up to 2 ** power rows."""
+        """Return the cost curves of the target, of the drafter's chains and of its trees, for batches of up to 2 **
+        power rows."""
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:
@@ -295,12 +298,12 @@ class PairStatistics:
 
 
 def target_curve() -> CostCurve:
-    """An empty cost curve for a target: seconds by columns."""
+    """Return an empty cost curve for a target: seconds by columns."""
     return CostCurve(0.5, False, ENOUGH)
 
 
 def drafter_curve() -> CostCurve:
-    """An empty cost curve for a drafter: seconds by depth."""
+    """Return an empty cost curve for a drafter: seconds by depth."""
     return CostCurve(1.0, True, 1)
 
 
@@ -318,7 +321,7 @@ class DecodingStatistics:
         self._pairs: dict[Pair, PairStatistics] = {}  # in order of use, the least recent first
 
     def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
-        """The measurements of a pair, created if there are none.
+        """Return the measurements of a pair, created if there are none.
 
         pair: target, device and drafter.
         prior: acceptance chances in [0, 1] of a chain's nodes 1, 2, ..., used for a new pair. Default (): unknown.
@@ -412,7 +415,7 @@ class DecodingStatistics:
 
 
 def _contents(curves: Mapping[int, CostCurve]) -> list[dict[str, Any]]:
-    """The cost curves of each batch size, for JSON."""
+    """Return the cost curves of each batch size, for JSON."""
     return [{"power": power, **curve.content()} for power, curve in curves.items()]
 
 

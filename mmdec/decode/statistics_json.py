@@ -31,7 +31,7 @@ Chance = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[float, Field(ge=0, le=ROUNDS)]
 Columns = Annotated[int, Field(ge=1, le=COLUMNS)]
 Counts = Annotated[list[Count], Field(min_length=DEEPEST + 1, max_length=DEEPEST + 1)]
-Timing = tuple[Annotated[float, Field(ge=0, le=1e6)], Columns]  # seconds of one pass, and its columns
+Timing = tuple[Annotated[float, Field(ge=0, le=1e6)], Columns]  # one timing: seconds of a pass, and its columns
 Window = tuple[int, Annotated[list[Timing], Field(min_length=1, max_length=WINDOW)]]
 
 
@@ -48,7 +48,7 @@ class CurveRecord(Record):
     windows: Annotated[list[Window], Field(max_length=COLUMNS.bit_length() + 1)]
 
     def fill(self, curve: CostCurve) -> CostCurve:
-        """Put the timings into an empty curve."""
+        """Put the record's timings into an empty curve."""
         for bucket, timings in self.windows:
             if any((count - 1).bit_length() != bucket for _, count in timings):
                 raise ValueError(f"bucket {bucket} holds counts of other buckets")
@@ -64,7 +64,7 @@ Curves = Annotated[list[CurveRecord], Field(max_length=32)]
 
 
 class AcceptanceRecord(Record):
-    """The attributes of `Acceptance`."""
+    """The attributes of `Acceptance` (how often drafts were accepted), as JSON stores them."""
 
     prior: Annotated[list[Chance], Field(max_length=DEEPEST)]
     hits: Counts

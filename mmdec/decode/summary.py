@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
-    """Format a result.
+    """Format a result as three lines, the third one with the stages' seconds.
 
     what: the first line: the text, or how much there is of it. rounds: the second line, from `rounds_line`.
     seconds: stage -> seconds; "total", if present, also includes time outside the stages.
@@ -17,10 +17,10 @@ def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
 
 
 def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
-    """The second line: rounds, tokens per round, and whether decoding was lossless."""
+    """Return the second line: rounds, tokens per round, and whether decoding was lossless."""
     return f"{counted(rounds, 'round')}, {tokens_per_round:.2f} tokens a round{'' if lossless else ', LOSSY'}"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: "1 row", "2 rows"."""
+    """Return a number with its noun: "1 row", "2 rows"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from mmdec.types import Draft, InputError
 
-CHUNK = 64  # columns of a chunk in `top_indices`
-FEW = 2**16  # up to so many values in the whole tensor, plain `topk` is faster
+CHUNK = 64  # values in a chunk that `top_indices` searches whole
+FEW = 2**16  # in a tensor of up to so many values, plain `topk` is faster than a search by chunks
 FADE = 0.995  # per observation, the weight of earlier ones decays by this factor
 WEIGHT = 20.0  # the initial chances count as so many observations
-KEPT = 32  # the computed trees are reused for so many observations
-Node = tuple[int, int, int]  # parent, depth from 0, rank
+KEPT = 32  # a computed tree is reused for so many observations: chances change slowly
+Node = tuple[int, int, int]  # a node of a tree: parent, depth from 0, rank
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 
 
@@ -38,7 +38,7 @@ def bool_list(values: Tensor) -> list[bool]:
 
 
 def single(roots: Tensor) -> Draft:
-    """The draft of plain decoding: only the roots (B,)."""
+    """Return the draft of plain decoding: only the roots (B,)."""
     return Draft(roots[:, None], torch.full_like(roots, -1)[:, None], torch.ones_like(roots))
 
 
@@ -57,7 +57,8 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of each node of one row; the root has depth 0. parents: each node's parent; parents[0] is not read."""
+    """Return the depth of each node of one row; the root has depth 0. parents: each node's parent; parents[0] is not
+    read."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -65,7 +66,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def height(draft: Draft) -> int:
-    """Depth of the deepest node of any row."""
+    """Return the depth of the deepest node of any row."""
     rows = zip(int_rows(draft.parents), int_list(draft.size), strict=True)
     return max(max(depths(parents[:size])) for parents, size in rows)
 
@@ -87,7 +88,7 @@ def trees_from_lists(
         gap = [0] * (size - 1 - len(tokens))
         rows.append([0, *tokens, *gap])
         links.append([-1, *parents, *gap])
-    # one table, so that there is one copy to the device
+    # one table, because each copy to the device takes time
     table = torch.tensor([*rows, *links], dtype=torch.long, device=roots.device).view(2, count, size)
     table[0, :, 0] = roots
     sizes = torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=roots.device)
@@ -105,7 +106,7 @@ def top_indices(values: Tensor, count: int) -> Tensor:
     if chunks <= 2 * count or values.numel() <= FEW:
         return values.topk(min(count, size), dim=-1).indices
     body = values[..., : chunks * CHUNK].reshape(*values.shape[:-1], chunks, CHUNK)
-    best = body.amax(-1).topk(count, dim=-1).indices  # (..., count) chunks
+    best = body.amax(-1).topk(count, dim=-1).indices  # (..., count), indices of chunks
     index = (best[..., None] * CHUNK + torch.arange(CHUNK, device=values.device)).flatten(-2)
     rest = torch.arange(chunks * CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)
     index = torch.cat([index, rest], -1)
@@ -139,7 +140,8 @@ class HeadAccuracy:
 
     @classmethod
     def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
-        """Restore from what `counts` returned. Raises InputError if there are more hits than trials."""
+        """Restore from the hits and trials that `counts` returned. Raises InputError if there are more hits than
+        trials."""
         if len(hits) != len(trials):
             raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
         accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
@@ -151,12 +153,12 @@ class HeadAccuracy:
         return len(self._hits)
 
     def counts(self) -> tuple[list[list[float]], list[float]]:
-        """Hits of each depth's ranks, and trials of each depth; older observations weigh less."""
+        """Return hits [depth][rank] (how often a rank was right) and trials [depth]; older observations weigh less."""
         with self._lock:
             return [list(row) for row in self._hits], list(self._trials)
 
     def chances(self) -> list[list[float]]:
-        """Current estimates [depth][rank]: hits divided by trials."""
+        """Return the current estimates [depth][rank]: hits divided by trials."""
         with self._lock:
             return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
@@ -172,7 +174,7 @@ class HeadAccuracy:
                 self._trees = {}
 
     def tree(self, nodes: int, depth: int) -> list[Node]:
-        """The best `nodes` nodes that are at most `depth` deep, as (parent, depth from 0, rank).
+        """Return the best `nodes` nodes that are at most `depth` deep, as (parent, depth from 0, rank).
 
         Node 0 is the root; the list begins with node 1. If `nodes` is at most `depth` the result is a chain. The
         likeliest path comes first, so that the cache needs no moves if it is accepted.
@@ -194,7 +196,8 @@ class HeadAccuracy:
 
 
 def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:
-    """The `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks along its path from the root.
+    """Return the `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks along its path from the
+    root.
 
     chances: [depth][rank], given that all tokens above are right. A node's chance is the product along its path; nodes
         with chance 0 are left out. A node comes after its parent.

@@ -35,29 +35,29 @@ LOSSY = frozenset({"typical"})
 class RowTree:
     """One row's tree as plain lists: the children of each node in order, and the tensors of its nodes."""
 
-    row: int  # index of the row, for its text and random numbers
+    row: int  # index of the row in the batch, which selects its text and its random numbers
     tokens: list[int]
     children: list[list[int]]
-    logits: Tensor  # (N, V)
-    probs: Tensor | None  # (N, V)
+    logits: Tensor  # (N, V), the target's raw logits after each node
+    probs: Tensor | None  # (N, V), the distributions that children were drawn from; None: nothing was drawn
     likeliest: Callable[[], list[int]]  # each node's most probable token; valid only if `Sequences.alike`
 
     def drawn(self, node: int) -> Tensor | None:
-        """The distribution (V,) float64 that a node's children were drawn from; zeros if no child was drawn."""
+        """Return the distribution (V,) float64 that a node's children were drawn from; zeros if no child was drawn."""
         if self.probs is None:
             return None
         q = self.probs[node].double()
         return q / q.sum().clamp(min=1e-300)
 
     def first(self, eos: Set[int]) -> list[int]:
-        """The chain of first children, root included, up to a token that ends the row."""
+        """Return the chain of first children, root included, up to a token that ends the row (one of `eos`)."""
         chain = [0]
         while self.children[chain[-1]] and (len(chain) == 1 or self.tokens[chain[-1]] not in eos):
             chain.append(self.children[chain[-1]][0])
         return chain
 
     def match(self, node: int, token: int) -> Step:
-        """Return the token, and the child of `node` that holds it, or -1 if no child does."""
+        """Return the token as given, and the child of `node` that holds it, or -1 if no child does."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return token, child
@@ -87,7 +87,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
     Nothing else is stored between rounds: the same draft, scores, rule and text give the same verdict.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
-    # one reduction over all nodes is faster than one for each node
+    # computed for all nodes at once, which is faster, and only if a rule asks for it
     likeliest = cache(lambda: most_probable_each(text.suppressed(scores.logits)))
     paths: list[list[int]] = []
     ended: list[bool] = []
@@ -116,7 +116,7 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
         [*nodes, *[-1] * (path - len(nodes)), *tokens, *[-1] * (text - len(tokens)), tokens[-1], len(tokens), done]
         for nodes, tokens, done in zip(paths, emitted, ended, strict=True)
     ]
-    # one tensor, so that there is one copy to the device
+    # one tensor, because each copy to the device takes time
     table = torch.tensor(numbers, dtype=torch.long, device=device)
     return Verdict(
         path=table[:, :path],
@@ -174,7 +174,7 @@ class Stream:
     generator: torch.Generator | None = None
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """The plan with a temperature and the drafter's random generator."""
+        """Return the plan with this rule's temperature and the drafter's random generator on `device`."""
         if self.generator is None:
             self.generator = keyed(device, self.seed, "draft")
         return replace(plan, temperature=self.temperature, generator=self.generator)
@@ -239,7 +239,7 @@ class BlockRule:
         row, start = branch.row, len(text.tokens[branch.row])
         chain = branch.first(text.stop.eos)
         dice = self.dice(branch.logits.device, self.stream.seed, "block", row, start)
-        weight, accepted = 1.0, 0  # p_i and tau of the paper
+        weight, accepted = 1.0, 0  # the paper's p_i (weight of the chain so far) and tau (number of accepted tokens)
         p = residual = _distribution(text, row, branch.logits[0])
         state = text.state(row) if len(chain) > 1 else None
         for index, (node, child) in enumerate(pairwise(chain)):
@@ -258,7 +258,7 @@ class BlockRule:
             weight = min(1.0, weight * float(p[token]) / drawn) if drawn > 0.0 else 0.0
             if weight == 0.0:
                 break
-            text.push(row, token)  # the child's processors must see it
+            text.push(row, token)  # the processors of the next node must see this token
             if token not in text.stop.eos:  # a row that ends here has no next token
                 p = _distribution(text, row, branch.logits[child])
         else:
@@ -307,5 +307,5 @@ class TypicalRule:
 
 
 def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
-    """The target's distribution (V,) in float64, after all processors."""
+    """Return the target's distribution (V,) in float64 from raw logits (V,), after all of the row's processors."""
     return text.warped(row, logits)[0].double().softmax(-1)

@@ -14,11 +14,11 @@ from torch import nn
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
-STARVED = 0.7  # if the thread's CPU time is less than this part of the target's seconds, it waited for a processor
+STARVED = 0.7  # a thread with less CPU time than this part of the target pass's seconds has waited for a processor
 
 
 class _Elsewhere(threading.local):
-    """For each thread: seconds that it waited for others, and seconds of work that others did for it."""
+    """Holds, for each thread, the seconds that it waited for others, and the seconds of work that others did for it."""
 
     waited = worked = 0.0
 
@@ -44,19 +44,19 @@ class Stopwatch:
     """Wall-clock seconds. Each reading first waits until a GPU has finished its work."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        """Starts the first lap."""
+        """device: the one whose work is timed. Starts the first lap."""
         self.seconds: dict[str, float] = {}  # stage -> seconds
         self._device = device
         self._lap = self.now()
 
     def now(self) -> float:
-        """Wall-clock seconds since some fixed moment."""
+        """Return wall-clock seconds since some fixed moment."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - _elsewhere.waited
 
     def processor(self) -> float:
-        """CPU seconds of this thread, since some fixed moment.
+        """Return CPU seconds of this thread, since some fixed moment.
 
         It returns wall-clock seconds for a GPU, whose work takes no CPU time, and on Windows, which counts CPU time in
         steps of 16 ms.
@@ -65,11 +65,12 @@ class Stopwatch:
         return time.thread_time() + _elsewhere.worked if counts else self.now()
 
     def process(self) -> float:
-        """CPU seconds of all threads of this process, since some fixed moment; `processor` counts this thread alone."""
+        """Return CPU seconds of all threads of this process, since some fixed moment; `processor` counts this thread
+        alone."""
         return time.process_time()
 
     def lap(self) -> float:
-        """Seconds since the last lap ended; starts the next one."""
+        """Return the seconds since the last lap ended, and start the next lap."""
         now = self.now()
         seconds, self._lap = now - self._lap, now
         return seconds
@@ -119,7 +120,7 @@ class Watch:
     def start(self) -> None:
         """Begin a round."""
         self.seconds = {"target": 0.0, "drafter": 0.0, "core": 0.0}
-        self._worked = dict(self.seconds)  # stage -> CPU seconds
+        self._worked = dict(self.seconds)  # stage -> CPU seconds of this thread in the round
         self._stopwatch.lap()
         self._processor = self._stopwatch.processor()
 

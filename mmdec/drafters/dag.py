@@ -21,25 +21,26 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
 FLOOR = 1e-6  # minimum emission probability: the verifier may accept units that the graph rules out
-ALTERNATIVE = 0.02  # minimum probability, prefix included, to draft a second unit beside the best one
-TAIL = 6  # units drafted after a second-best unit
+ALTERNATIVE = 0.02  # a second-best unit is drafted if the probability of it and all units before it is at least this
+TAIL = 6  # maximum units drafted after a second-best unit
 
 
 @dataclass
 class RowState:
     """One row's graph, and the distribution over the vertex that emitted its last unit."""
 
-    links: np.ndarray  # (L, L) probabilities
-    emissions: np.ndarray  # (L, V) probabilities
-    alpha: np.ndarray  # (L,) over the vertex of the last unit, sums to one
+    links: np.ndarray  # (L, L), [i, j]: probability of the jump from vertex i to j
+    emissions: np.ndarray  # (L, V), probability of each unit on each vertex
+    alpha: np.ndarray  # (L,), the probability of each vertex to have emitted the last unit
 
     def next_distributions(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Distributions over the next vertex (L,) and over the next unit (V,)."""
+        """Return distributions over the next vertex (L,) and over the next unit (V,)."""
         ahead = alpha @ self.links
         return ahead, ahead @ self.emissions
 
     def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
-        """Return alpha (L,) after the next unit. ahead: (L,) the distribution over the next vertex."""
+        """Return alpha (L,), the distribution over the vertex that emitted `unit`, the next unit. ahead: (L,) the
+        distribution over the next vertex."""
         alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
         total = alpha.sum()
         return alpha / total if total > 0.0 else ahead  # past the last vertex there is no distribution
@@ -114,7 +115,7 @@ class DagDrafter:
         return tokens, parents
 
     def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Advance alpha by the accepted units."""
+        """Advance each row's distribution over the last unit's vertex (alpha) by the accepted units."""
         for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
                 state.alpha = state.after(state.alpha @ state.links, unit)
@@ -125,7 +126,7 @@ class DagDrafter:
 
 
 def _two(chances: np.ndarray) -> tuple[int, int]:
-    """The most probable and the second most probable unit of chances (V,)."""
+    """Return the most probable and the second most probable unit of chances (V,)."""
     first = int(chances.argmax())
     kept = chances[first]
     chances[first] = -1.0

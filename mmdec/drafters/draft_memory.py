@@ -15,7 +15,7 @@ from mmdec.nn.draft_network import DraftNetwork, Packed, Pair
 from mmdec.nn.draft_step import TokenStep
 from mmdec.types import Verdict
 
-ROOM = 256  # free columns of a new cache
+ROOM = 256  # columns that a new cache has beyond those needed, so that it seldom grows
 
 
 @final
@@ -28,22 +28,22 @@ class DraftCache:
 
     def __init__(self, rows: int, layers: int = 1) -> None:
         self.lengths, self._layers = [0] * rows, layers
-        self._keys = self._values = torch.empty(0)  # (B, layers * h, C, d)
+        self._keys = self._values = torch.empty(0)  # (B, layers * heads, columns, head size)
         self._uneven: Tensor | None = None  # (B, 1, 1, width) additive: minus infinity behind a shorter row's columns
 
     @property
     def width(self) -> int:
-        """Columns of the longest row."""
+        """Return the number of accepted columns of the longest row."""
         return max(self.lengths)
 
     @property
     def uneven(self) -> bool:
-        """Whether some row is shorter than another."""
+        """Return whether some row is shorter than another."""
         return self._uneven is not None
 
     def append(self, keys: Tensor, values: Tensor, counts: Sequence[int]) -> None:
-        """Accept the first `counts[r]` columns of row r: keys and values (B, h, n, d) of the last layer. Those of
-        earlier layers were written by `write`."""
+        """Accept the first `counts[r]` columns of row r: keys and values (B, heads, n, head size) of the last layer.
+        Those of earlier layers were written by `write`."""
         self.write(keys, values, counts, self._layers - 1)
         self.accept(counts)
 
@@ -77,8 +77,8 @@ class DraftCache:
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
     def written_mask(self, size: int, width: int) -> Tensor:
-        """The additive mask (B, 1, size, width) of `size` columns that `write` has written: each sees its row's columns
-        up to itself."""
+        """Return the additive mask (B, 1, size, width) of `size` columns that `write` has written: each sees its row's
+        columns up to itself."""
         device = self._keys.device
         last = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(size, device=device)
         hidden = torch.arange(width, device=device) > last[..., None]
@@ -98,8 +98,8 @@ class DraftCache:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def room(self, columns: int, like: Tensor | None = None) -> Pair:
-        """Make room for a draft. Returns keys and values (B, h, width + columns, d): the caller writes the last
-        `columns`.
+        """Make room for a draft's columns. Returns keys and values (B, h, width + columns, d): the caller writes the
+        last `columns`.
 
         like: (B, h, n, d), gives shape and dtype while the cache is empty.
         """
@@ -113,8 +113,8 @@ class DraftCache:
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of the
-        columns behind shorter rows (None if all rows are equally long)."""
+        """Return the last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of
+        the columns behind shorter rows (None if all rows are equally long)."""
         keys, values = self._layer(self._layers - 1)
         return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
 
@@ -136,7 +136,7 @@ class DraftCache:
             self._uneven = None if min(self.lengths) == self.width else self._uneven[live, ..., : self.width]
 
     def _layer(self, layer: int) -> Pair:
-        """One layer's keys and values (B, h, C, d)."""
+        """Return one layer's keys and values (B, heads, columns, head size), free columns included."""
         if self._layers == 1:
             return self._keys, self._values
         heads = self._keys.shape[1] // self._layers
@@ -163,12 +163,12 @@ class WaitingPrompt:
     The last column is missing: it needs the first generated token, so the first verdict adds it.
     """
 
-    embeds: Tensor  # (B, F, H)
-    features: Tensor  # (B, F, k * H)
-    visual: Tensor  # (B, F) bool
+    embeds: Tensor  # (B, F, H), embeddings of the prompt's tokens
+    features: Tensor  # (B, F, k * H), hidden states of the k target layers that the network reads
+    visual: Tensor  # (B, F) bool, True at visual tokens
     mask: Tensor  # (B, F) bool, False at padding
     positions: Tensor | None = None  # (1 or 3, B, F) the target's positions, if the network uses them
-    next: Tensor | None = None  # (B,) the target's position after the prompt
+    next: Tensor | None = None  # (B,) the target's position of the first token after the prompt
 
     def select(self, live: Tensor) -> WaitingPrompt:
         """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
@@ -186,13 +186,14 @@ class WaitingPrompt:
 class Waiting:
     """Columns accepted in one round, before the draft network has processed them."""
 
-    features: Tensor  # (B, A, k * H)
-    tokens: Tensor  # (B, A): the token after each feature
-    counts: list[int]  # columns of each row; the rest is padding on the right
+    features: Tensor  # (B, A, k * H), hidden states of k target layers at each accepted column
+    tokens: Tensor  # (B, A), the token after each column
+    counts: list[int]  # number of columns of each row; the others are padding on the right
 
     @classmethod
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
-        """Select the accepted path from the features (B, N, k * H) of a draft's nodes."""
+        """Select the accepted path from the features (B, N, k * H) of a draft's nodes. counts: new columns of each
+        row."""
         path = verdict.path
         if len(path) == 1 < features.shape[1]:
             features = features.index_select(1, path[0].clamp(min=0))
@@ -225,7 +226,7 @@ class PromptInfo:
     """How the visual tokens of a row were compressed."""
 
     compressor: str | None = None
-    kept: Tensor | None = None  # (V,) in [0, 1]: weight of each visual token
+    kept: Tensor | None = None  # in [0, 1], the weight of each of the row's visual tokens
 
 
 @dataclass
@@ -233,11 +234,11 @@ class Memory:
     """The drafter's state of a run; the next turn of a chat may continue it."""
 
     cache: DraftCache
-    columns: list[int]  # number of columns of each row's text, with those still in `queue`
+    columns: list[int]  # number of columns of each row's text, those in `queue` included
     positions: list[int]  # text position of each row's next column to process
     queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # columns to process, oldest first
-    carry: Tensor | None = None  # (B, 1, C), the extra input of `DraftNetwork.fuse`
-    info: list[PromptInfo] = field(default_factory=list)  # for each row; empty until the prompt was processed
+    carry: Tensor | None = None  # (B, 1, C), `DraftNetwork.fuse`'s extra input: ViSpec's global vector
+    info: list[PromptInfo] = field(default_factory=list)  # one for each row; empty until the prompt was processed
     step: TokenStep | None = None  # fast path for single tokens of one row; None: not available, or not tried yet
     asked: bool = False  # whether the drafter has already tried to make `step` since the prompt
     packed: Packed | None = None  # packed weights; None before the first pass, and for large networks
@@ -247,9 +248,9 @@ class Memory:
 class LastColumn:
     """The newest column of each row (the root's): its keys and values are cached, its output is not computed yet."""
 
-    states: Tensor  # (B, 1, H), the last layer's input
-    queries: Tensor  # (B, heads, 1, d)
-    features: Tensor  # (B, 1, k * H)
+    states: Tensor  # (B, 1, H), input of the draft network's last layer
+    queries: Tensor  # (B, heads, 1, head size), queries of its attention
+    features: Tensor  # (B, 1, k * H), hidden states of k target layers before this column
 
     def hidden(self, network: DraftNetwork, cache: DraftCache, packed: Packed | None = None) -> Tensor:
         """Compute the output (B, 1, H) of the column."""

@@ -40,7 +40,8 @@ class Flash:
         width: int = WIDTH,
         tree: bool | None = None,
     ) -> None:
-        """network: FLASH's head. embedding, output, width: as for `TreeGrowing`.
+        """network: FLASH's head. embedding, output: the target's embedding and LM head. width: maximum nodes
+        of a level that are expanded.
         tree: whether to make a tree of the slots; None: the network's configuration decides.
         Raises: InputError as `TreeGrowing`.
         """
@@ -51,7 +52,7 @@ class Flash:
 
     @property
     def name(self) -> str:
-        """Names the system, width, a digest of the network's weights, and chain or tree."""
+        """Name the system, width, a digest of the network's weights, and chain or tree."""
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
@@ -59,7 +60,7 @@ class Flash:
         self._columns.check(target)
 
     def start(self, context: Context) -> Memory:
-        """Make the memory of a run, without any pass; as `TreeGrowing.start`."""
+        """Make the memory of a run, without any pass. The memory of a chat's previous turn is continued if it fits."""
         return self._columns.start(context)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -101,7 +102,7 @@ class Flash:
         return slots.tree(roots, slots.first, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the target's LM head to hidden (..., H)."""
+        """Apply the target's LM head to hidden states (..., H). Returns logits (..., V)."""
         return self._columns.logits(hidden)
 
 
@@ -109,24 +110,25 @@ class Slots(Levels):
     """Grows one draft from slots: each level is predicted by the next slot, refined by the tokens of the path above."""
 
     def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
-        """depth: slots beyond this depth are not computed."""
+        """last: the root's column. depth: slots beyond this depth are not computed."""
         super().__init__(drafter, memory)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
         # (B, n, H): for each node of the last level, the sum of its path's embeddings
         self.preceding: Tensor | None = None
         self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's first node
-        self.done = 0  # slots of earlier blocks
-        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), before refinement
+        self.done = 0  # number of slots of earlier blocks
+        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H) of k' unrefined slots
 
     @property
     def first(self) -> Tensor:
-        """The feature (B, 1, H) from which the first level is predicted."""
+        """Return the feature (B, 1, H) from which the first level is predicted."""
         return self.slots[:, :1]
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
         """Compute the next slot for nodes with tokens (B, n) and their parents' features (B, n, H).
 
-        A chain that has used all slots continues with the next block's slots. above: as in `Levels.expand`.
+        A chain that has used all slots continues with the next block's slots. above: (B, n) the parents' indices in the
+        last level.
         Returns: hidden (B, n, H).
         """
         self.level += 1
@@ -178,7 +180,7 @@ class Slots(Levels):
         return self.head.finish(hidden, features[:, 0])
 
     def _positions(self, count: int) -> Tensor:
-        """Positions (B, count) that follow the block's column."""
+        """Return positions (B, count) that follow the block's column."""
         starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
         return starts + self.done + torch.arange(count, device=self.device)
 
@@ -189,7 +191,7 @@ class Blocks:
     def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
         """waiting: accepted columns to process first. depth: slots beyond this depth are not computed."""
         self.step, self.memory, self.depth = step, memory, depth
-        self.done, self.offset = 0, 0  # slots of earlier blocks; columns of earlier blocks
+        self.done, self.offset = 0, 0  # number of slots and of columns of earlier blocks
         count = waiting.counts[0]
         self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
         memory.cache.keep(count)
@@ -198,11 +200,11 @@ class Blocks:
 
     @property
     def first(self) -> Vector:
-        """The feature (H,) from which the first token is predicted."""
+        """Return the feature (H,) from which the first token is predicted."""
         return self.slots[0]
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """Return the next slot (H,), given a token and its parent's feature (H,); see `Slots.expand`."""
+        """Return the next slot (H,), given a token and its parent's feature (H,); refined by the tokens of its path."""
         self.path.append((token, feature))
         index = len(self.path)
         if index == self.step.slots:
@@ -221,5 +223,5 @@ class Blocks:
         position = self.memory.positions[0] + self.offset
         self.offset += len(tokens)
         self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block's first node
-        self.preceding = features[-1]  # a placeholder: `follow` sets the sum (H,) of the path's embeddings
+        self.preceding = features[-1]  # a placeholder (H,): `follow` sets the sum of the path's embeddings
         return self.step.block(tokens, features, position, count, keys, values)

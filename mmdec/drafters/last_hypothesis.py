@@ -17,22 +17,22 @@ from torch import Tensor
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-LONGEST = 4  # tokens that are compared at most to find the place in the hypothesis
-UNSURE = 6  # nodes of a draft after a token that is not in the hypothesis
-OLDER = 4  # nodes of an older text's branch
+LONGEST = 4  # to find a row's place in an earlier text, at most so many last tokens are compared
+UNSURE = 6  # maximum nodes of a draft while the place is a guess: the row's last token is not in the earlier text
+OLDER = 4  # maximum nodes of the branch that continues an older text
 
 
 @dataclass
 class _Place:
     """Where a row is in one text."""
 
-    at: int = 0  # index of the text's token that is expected next
-    sure: bool = True  # whether the row's last token is the text's token before `at`
+    at: int = 0  # index in the earlier text of the token that is expected next
+    sure: bool = True  # whether the token before `at` is the row's last token; else the place is a guess
 
 
 @dataclass
 class _Row:
-    """One row's places in all texts, and its last tokens."""
+    """One row's place in each earlier text, and its last tokens."""
 
     places: list[_Place]
     text: list[int] = field(default_factory=list[int])
@@ -85,7 +85,7 @@ class LastHypothesis:
 
 
 def _merged(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
-    """The tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
+    """Return the tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
     tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
     for tail in tails:
         at = 0
@@ -101,10 +101,10 @@ def _merged(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list
 
 
 def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:
-    """The place in a text after one more token, the last of `text`."""
+    """Return the place in an earlier text, `tokens`, after one more token of the row, the last of `text`."""
     if place.at < len(tokens) and tokens[place.at] == text[-1]:
         return _Place(place.at + 1)
-    best: tuple[int, int, int] | None = None  # (tokens that are equal, -distance, index)
+    best: tuple[int, int, int] | None = None  # (number of equal tokens, -distance, index)
     for index, token in enumerate(tokens):
         if token != text[-1]:
             continue
@@ -113,5 +113,5 @@ def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Pla
             equal += 1
         found = (equal, -abs(index + 1 - place.at), index + 1)
         best = found if best is None else max(best, found)
-    # if the token is not in the text: assume that it replaced one token of the text
+    # if the token is not in the earlier text: assume that it replaced one token there
     return _Place(place.at + 1, False) if best is None else _Place(best[2])

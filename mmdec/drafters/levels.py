@@ -49,16 +49,16 @@ class Levels:
 
     def __init__(self, drafter: Grower, memory: Memory) -> None:
         self.drafter, self.memory = drafter, memory
-        self.level = 0  # levels expanded
-        self.offset = 0  # columns of these levels
-        self.visible: Tensor | None = None  # (B, n, S + T) additive: which columns the last level's nodes see
+        self.level = 0  # number of levels expanded so far
+        self.offset = 0  # number of columns of these levels in the draft's cache
+        self.visible: Tensor | None = None  # (B, n, columns) additive mask: which columns the last level's nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
         """Run the network over one level.
 
-        tokens: (B, n). features: (B, n, H) of their parents. above: (B, n) the parents' indices in the last level; None
-            for children of the root.
-        Returns: hidden (B, n, H).
+        tokens: (B, n). features: (B, n, H), hidden states of their parents. above: (B, n) the parents' indices in the
+            last level; None for children of the root.
+        Returns: the nodes' hidden states (B, n, H).
         """
         network, cache, memory = self.drafter.network, self.memory.cache, self.memory
         rows, size = tokens.shape
@@ -89,8 +89,8 @@ class Levels:
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
         """Draft a chain of likeliest tokens, until `threshold` (`Plan.threshold`) or `depth` ends it.
 
-        roots: (B,). hidden: (B, 1, H) of the root. All rows get chains of the same length, because the target runs the
-            same number of columns for every row.
+        roots: (B,) tokens. hidden: (B, 1, H), the root's hidden state. depth: maximum tokens. All rows get chains of
+            the same length, because the target runs the same number of columns for every row.
         """
         step = self.memory.step
         if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
@@ -112,7 +112,7 @@ class Levels:
         return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """Run the network over one token of a chain, given the feature (H,) of its parent. Returns hidden (H,)."""
+        """Run the network over one token of a chain. feature: (H,), its parent's hidden state. Returns its own (H,)."""
         step = self.memory.step
         assert isinstance(step, ColumnStep)
         self.level += 1
@@ -125,7 +125,7 @@ class Levels:
         rows, _, size = hidden.shape
         width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
         values, tokens = self._best(hidden, width)
-        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K) of the nodes to expand
+        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K), of the first level, whose nodes are all expanded
         candidates = [(scores, tokens)]
         orders: list[Tensor] = []  # for each level after the first, which of its K * K nodes are expanded
         features, above = hidden.expand(-1, width, -1), None
@@ -145,7 +145,8 @@ class Levels:
         return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The `width` likeliest children of nodes with hidden (B, n, H): log-probabilities and tokens (B, n, width)."""
+        """Return the `width` likeliest children of nodes with hidden (B, n, H): log-probabilities and tokens (B, n,
+        width)."""
         values, drafted = _best(self.drafter.logits(hidden), width)
         return values, self.drafter.network.token_ids(drafted)
 
@@ -200,12 +201,12 @@ class BlockLevels(Levels):
         self.hidden = hidden
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Return the next level's hidden state (B, n, H), the same for all its nodes. Arguments as `Levels.expand`."""
+        """Return the next level's hidden state (B, n, H), the same for all its nodes with `tokens` (B, n)."""
         self.level += 1
         return self.hidden[:, self.level : self.level + 1].expand(-1, tokens.shape[1], -1)
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """Do the same as `Levels.chain`, with one call of the LM head for all levels. hidden: not read."""
+        """Draft a chain as `Levels.chain` does, with one call of the LM head for all levels. hidden: not read."""
         logits = self.drafter.logits(self.hidden[:, :depth])
         tokens = self.drafter.network.token_ids(logits.argmax(-1))
         if threshold:
@@ -225,7 +226,9 @@ class BlockLevels(Levels):
 def _tree_of_ranks(
     chances: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], nodes: int
 ) -> tuple[list[int], list[int]]:
-    """The tokens and parents of one row's likeliest paths. chances, ids: [depth][rank]."""
+    """Return the tokens and parents of one row's likeliest paths. chances, ids: chance and token of
+    each [depth][rank].
+    """
     paths = sorted(likeliest_paths(chances, nodes))
     index = {(): 0} | {path: node for node, path in enumerate(paths, 1)}
     return [ids[len(path) - 1][path[-1]] for path in paths], [index[path[:-1]] for path in paths]
@@ -239,7 +242,7 @@ def stepwise(
     threshold: float,
     follow: Callable[[int, Vector], Vector],
 ) -> Draft:
-    """Do the same as `Levels.chain` for one row, token by token.
+    """Draft a chain for one row as `Levels.chain` does, token by token.
 
     feature: (H,) the root's feature. follow: (token, its parent's feature) -> the token's own feature.
     """
@@ -268,7 +271,7 @@ def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
-    """Positions (B, size): each row counts up from its start."""
+    """Return positions (B, size): each row counts up from its start."""
     if len(starts) == 1:
         return torch.arange(starts[0], starts[0] + size, device=device)[None]
     return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)

@@ -20,10 +20,10 @@ from torch import Tensor
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-BASE = 1_000_003  # base of the polynomial hash modulo MODULUS; a match is verified token by token
+BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo MODULUS
 MODULUS = (1 << 61) - 1
 FADE = 0.97  # for each token that a match predicted, the weight of earlier predictions decays by this factor
-PRIOR_WEIGHT = 4.0  # the assumed chance counts as so many tokens
+PRIOR_WEIGHT = 4.0  # before a run has predictions, the assumed chance of a match counts as so many of them
 
 
 @final
@@ -34,9 +34,9 @@ class Row:
 
     def __init__(self, tokens: Sequence[int], longest: int) -> None:
         self.text: list[int] = []
-        self._hashes = [0] * longest  # hashes of the last 1, 2, ... tokens
+        self._hashes = [0] * longest  # [n - 1]: hash of the last n tokens
         self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
-        # hash -> (where the n-gram last ended, where it ended the time before)
+        # [n - 1]: hash of an n-gram -> the positions after its last occurrence and after the one before that
         self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
         # for each match length n: the number of predicted tokens, and of correct ones; the share begins at n / (n + 2)
         self._told = [PRIOR_WEIGHT] * longest
@@ -60,7 +60,7 @@ class Row:
                 table[value] = (end, ends[0] if ends else 0)
 
     def _longest(self) -> tuple[int, int]:
-        """Length of the longest match of the text's end, and its latest earlier position; (0, 0): none."""
+        """Return the length of the longest match of the text's end, and its latest earlier position; (0, 0): none."""
         for n in range(min(len(self._heads), len(self.text)), 0, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
             if at:
@@ -68,13 +68,13 @@ class Row:
         return 0, 0
 
     def chance(self, shortest: int) -> float:
-        """How often matches as long as the present one predicted the next token correctly so far, in [0, 1]; 0 without
-        a match."""
+        """Return how often matches as long as the present one (at least `shortest` tokens) predicted the next token
+        correctly so far, in [0, 1]; 0 without a match."""
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
     def chances(self, shortest: int, length: int) -> list[float]:
-        """For each of the `length` tokens of a copy, the chance that it and all tokens before it are right; [] without
+        """Return, for each of the `length` tokens of a copy, the chance that it and all before it are right; [] without
         a match. The first token has the chance of the present match. Each later token has the chance of a match that is
         one token longer, because the token before it must be right."""
         n, _ = self._longest()
@@ -86,7 +86,8 @@ class Row:
         return found
 
     def matches(self, shortest: int) -> list[int]:
-        """Earlier positions where the text's last n tokens occur: the latest for each n, the longest n first."""
+        """Return the earlier positions where the text's last n tokens (n >= `shortest`) occur: the latest for each n,
+        the longest n first."""
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
@@ -152,7 +153,7 @@ class Lookup:
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the nodes below the root."""
+        """Return tokens and parents of the nodes below the root."""
         tokens: list[int] = []
         parents: list[int] = []
         depth = min(plan.depth, plan.nodes)

@@ -21,7 +21,7 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
-WIDTH = 8  # number of top tokens considered for each head
+WIDTH = 8  # ranks: number of best tokens of each head that a tree may use
 FIRST, LATER = (
     0.75,
     0.85,
@@ -33,23 +33,23 @@ DECAY = 2.0  # prior chance that the k-th best token is right where the best is 
 class Block:
     """State of Medusa-Block's extra layer. Row r's positions are the columns 0 .. lengths[r] of `keys` and `values`."""
 
-    memory: Pair  # keys and values of the encoder's states, for cross-attention
-    keys: Tensor  # (B, heads, C, D)
+    memory: Pair  # keys and values of the encoder's states, which the layer's cross-attention reads
+    keys: Tensor  # (B, heads, columns, head size), of self-attention; `values` has the same shape
     values: Tensor
     lengths: list[int]
-    pending: list[list[Tensor]]  # states (n, H) of each row that the layer has not processed
+    pending: list[list[Tensor]]  # for each row the states (n, H) that the layer has not processed yet
 
 
 @dataclass
 class Memory:
     """The drafter's state of a run: the heads' next input, and their last proposals."""
 
-    hidden: Tensor | None  # (B, H) of the last verified node
+    hidden: Tensor | None  # (B, H), the target's last hidden state at the last verified node
     block: Block | None
     heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all heads, for one product
     shape: TreeShape
-    begun: bool = False  # whether `update` has been called for the prompt's pass
-    ranked: list[list[list[int]]] | None = None  # (B, K, WIDTH) tokens of the last proposal
+    begun: bool = False  # whether the first call of `update`, that for the prompt's pass, has been made
+    ranked: list[list[list[int]]] | None = None  # the last draft's candidates: [row][head][rank] -> token
 
 
 @final
@@ -60,7 +60,7 @@ class Medusa:
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
-        """heads: the trained heads. output: the model's output layer, which the heads use unless they have their own.
+        """heads: the trained heads. output: the model's output layer, which heads without an own one use.
         ranks: prior chances [head][rank] that a rank is right; each counts as 20 observations. None: `expected`.
         """
         config = heads.config
@@ -84,7 +84,7 @@ class Medusa:
 
     @property
     def name(self) -> str:
-        """Names the kind, the number of heads, and digests of their weights and prior."""
+        """Name the kind, the number of heads, and digests of their weights and prior."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
@@ -162,7 +162,7 @@ class Medusa:
             block.pending = [block.pending[row] for row in live.tolist()]
 
     def _logits(self, memory: Memory, hidden: Tensor, depth: int) -> Tensor:
-        """Logits (B, depth, V) of the first heads on hidden (B, H), in one product; equals `MedusaHeads.logits`."""
+        """Compute logits (B, depth, V) of the first `depth` heads from hidden states (B, H), in one product."""
         rows = depth * hidden.shape[1]
         weight, bias = (part[:rows] for part in memory.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
@@ -195,14 +195,14 @@ class Medusa:
 
 
 def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-    """Record the right rank at each depth, as long as all depths above were right."""
+    """Record which rank of `ranked` was right at each depth, as long as all depths above were right."""
     for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
         for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 
 def expected(heads: int) -> list[list[float]]:
-    """Prior chances [head][rank] for heads without measurements."""
+    """Return the prior chances [head][rank] for heads without measurements."""
     rows = []
     for head in range(heads):
         first = FIRST * LATER**head

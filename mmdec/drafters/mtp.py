@@ -25,19 +25,19 @@ from mmdec.drafters.levels import Levels
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # EAGLE-2's default
+WIDTH = 10  # nodes of a level that are expanded; EAGLE-2's default
 
 
 @dataclass
 class HeadMemory:
-    """The state of a run. Column c of row r exists if `seen[r, c]`."""
+    """The state of a run: the head's cache, and the columns that it has not processed."""
 
     cache: DynamicCache
-    seen: Tensor  # (B, C) bool, of the accepted columns
-    positions: Tensor  # (B,) of each row's next column
-    queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # tokens, features, which columns exist
-    drafted: int = 0  # columns of the last draft, behind the accepted ones
-    step: None = None  # `Levels` asks for a fast path; there is none
+    seen: Tensor  # (B, C) bool: whether each of the cache's C accepted columns holds a token, not padding
+    positions: Tensor  # (B,), the position of each row's next column
+    queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # tokens, features, True if no padding
+    drafted: int = 0  # number of columns that the last draft left in the cache; the next pass drops them
+    step: None = None  # the fast path for single tokens, which `Levels` asks for; the head has none
 
 
 class Shape:
@@ -103,7 +103,7 @@ class Mtp:
 
     @property
     def name(self) -> str:
-        """Names the system, the width, and a digest of the head's weights."""
+        """Name the system, the width, and a digest of the head's weights."""
         return f"mtp-{self.width}-{fingerprint(self.head.layers)}"
 
     def check(self, target: Target) -> None:
@@ -157,7 +157,7 @@ class Mtp:
         return self.head.shared_head(hidden)
 
     def _take_in(self, memory: HeadMemory) -> Tensor:
-        """Process the queued columns. Returns hidden (B, 1, H) of each row's last one."""
+        """Process the queued columns. Returns the hidden state (B, 1, H) of each row's last one."""
         if memory.drafted:
             memory.cache.crop(-memory.drafted)
             memory.drafted = 0
@@ -167,7 +167,7 @@ class Mtp:
         memory.positions = memory.positions + exists.sum(1)
         rows, size = tokens.shape
         own = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
-        # a column of padding sees itself: a softmax over nothing is NaN
+        # let a column of padding see itself: a softmax over nothing is NaN
         sees = (own.tril() & exists[:, None]) | own.triu().tril()
         sees = torch.cat([memory.seen[:, None].expand(-1, size, -1), sees], 2)
         memory.seen = torch.cat([memory.seen, exists], 1)
@@ -198,10 +198,11 @@ class HeadLevels(Levels):
 
     def __init__(self, drafter: Mtp, memory: HeadMemory) -> None:
         super().__init__(cast(Any, drafter), cast(Any, memory))
-        self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's columns the last level's nodes see
+        self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T columns the last level's nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Run the head over one level; as `Levels.expand`."""
+        """Run the head over one level of nodes with tokens (B, n), their parents' features (B, n, H) and indices
+        `above`."""
         drafter, memory = cast(Mtp, self.drafter), cast(HeadMemory, self.memory)
         rows, size = tokens.shape
         own = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)

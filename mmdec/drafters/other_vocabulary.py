@@ -20,12 +20,12 @@ from mmdec.decode.tree import chains
 from mmdec.drafters.small_model import keep_columns
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-LOOKBEHIND = 10  # tokens of the target's text that are encoded again together with a draft
+LOOKBEHIND = 10  # last tokens of the target's text that are encoded again together with a draft, which may join them
 HELD = 4  # last tokens of the small model's text that are not cached: the next word may change how they are encoded
 NEAR = 3  # tokens by which the encoded end of a text may be longer or shorter than the target's own
 RESTARTS = 8  # how often, at most, a run reads the whole text again because the encoding of cached tokens has changed
-LONGEST = 4.0  # tokens of the small model for one of the target's, at most
-UNDECODED = "\ufffd"  # stands for bytes that are no whole character
+LONGEST = 4.0  # maximum tokens of the small model that are drafted for one token of the target
+UNDECODED = "\ufffd"  # the sign that a tokenizer writes for bytes that are no whole character
 
 
 @dataclass
@@ -46,8 +46,8 @@ class OtherVocabulary:
         self, model: Target, tokenizer: Any, target_tokenizer: Any, positions: int | None = None, size: int = 2**31
     ) -> None:
         """model: the small model, as a `Target`. tokenizer, target_tokenizer: transformers' tokenizers of the small
-        model and of the model that it drafts for. positions: the small model's maximum; None: unlimited. size: the
-        target's number of tokens.
+        model and of the model that it drafts for. positions: the small model's maximum positions; None: unlimited.
+        size: the target's number of tokens.
 
         Raises: InputError if the tokenizer does not belong to the small model.
         """
@@ -117,7 +117,9 @@ class OtherVocabulary:
         return chains(roots, drafted)
 
     def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
-        """Make the cache hold the beginning of each row's tokens. Returns False if it was refilled too often."""
+        """Make the small model's cache hold the beginning of each row's tokens `read`. Returns False if it was refilled
+        too often.
+        """
         rows = zip(memory.kept, read, strict=True)
         if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
             return True
@@ -169,7 +171,8 @@ class OtherVocabulary:
         return added
 
     def _translated(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
-        """The target's tokens for what the small model added to a text; [] if no token ends where the text ends."""
+        """Return the target's tokens for what the small model added to a text; [] if no token ends where the text
+        ends."""
         before = self._decoded(self._tokenizer, ids)
         after = self._decoded(self._tokenizer, ids + new).rstrip(UNDECODED)
         if not after.startswith(before) or len(after) == len(before):

@@ -27,15 +27,15 @@ from mmdec.decode.tree import Path, likeliest_paths, top_indices, trees_from_lis
 from mmdec.drafters.lookup import FADE, Row
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 8  # successors stored for each token
-NODES = 80  # nodes of the whole tree template
-HIT = 0.85  # assumed chance that some successor is right
+WIDTH = 8  # maximum successors (likely next tokens) that are stored for each token
+NODES = 80  # nodes of the largest tree
+HIT = 0.85  # assumed chance that one of a token's stored successors is the next token
 # The chance that the k-th successor is right falls as 1 / k^1.7. This gives levels of 8, 21, 25, 18, 6, 1, 1 nodes (in
 # the paper 8, 21, 25, 15, ...).
 DECAY = 1.7
-MATCH, LONGEST = 2, 3  # tokens of a passage that occurred before
+MATCH, LONGEST = 2, 3  # shortest and longest repeated passage, in tokens, whose continuation may be drafted
 LEADS = (1.0, 2.5, 5.0)  # bounds of the groups: nats by which a token's best successor is ahead of its second
-TOLD = 4.0  # each group begins as if so many best successors were counted already
+TOLD = 4.0  # each group's share begins as if so many predictions were counted already
 RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)  # the assumed share of correct ones in each group
 PROMPT = len(LEADS) + 1  # the group of successors that come from the prompt or from `warm`
 
@@ -51,16 +51,16 @@ class Successors:
         self._warm = warm
         self._seen: dict[int, list[int]] = {}
         self._groups: dict[int, int] = {}  # token -> the group of its best successor
-        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]  # of each group
+        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]  # by group
         self.rows: list[Row] = []
 
     def chance(self, token: int) -> float:
-        """How often best successors have been right so far in this token's group, in [0, 1]."""
+        """Return how often best successors have been right so far in this token's group, in [0, 1]."""
         group = self._groups.get(token, PROMPT)
         return self._right[group] / self._told[group]
 
     def count(self, token: int, successor: int) -> None:
-        """Record whether the token's best successor, if it has one, is the token that followed."""
+        """Record whether the token's best successor, if it has one, is `successor`, the token that followed."""
         if best := self.of(token)[:1]:
             group = self._groups.get(token, PROMPT)
             self._told[group] = FADE * self._told[group] + 1
@@ -183,20 +183,20 @@ class Recycling:
 
 
 def _first(best: list[int], successors: list[int]) -> list[int]:
-    """Put `best`, a list of one token or none, before the successors."""
+    """Put `best`, a list of one token or none, before the other successors."""
     return [*best, *(token for token in successors if token not in best)]
 
 
 def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
-    """Cut a chain where it becomes too unlikely; [] if it promises too few tokens. chances: that each token and all
-    before it are right."""
+    """Cut a chain where it becomes too unlikely; [] if it promises too few tokens. chances: of each token and all
+    before it to be right."""
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.least else []
 
 
 @lru_cache(maxsize=64)
 def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
-    """The likeliest nodes at most `depth` deep, likeliest first, by the product of their ranks' chances.
+    """Return the likeliest nodes at most `depth` deep, likeliest first, by the product of their ranks' chances.
 
     Returns: each node as the ranks along its path from the root.
     """

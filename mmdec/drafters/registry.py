@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmdec.nn.draft_network import DraftNetwork
 
 Factory = Callable[[], Drafter]
-Loader = Callable[[Path, Any], Drafter]  # (folder, transformers model) -> drafter
+Loader = Callable[[Path, Any], Drafter]  # makes a drafter from its folder and the loaded target model
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z][\w-]*")
 METHODS = ("check", "start", "propose", "update", "select")  # methods of the protocol `mmdec.types.Drafter`
@@ -35,7 +35,7 @@ class Entry:
     factory: Factory | str | None = None
     drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
     network: str | None = None
-    loader: Loader | str | None = None  # only for a drafter from outside the package
+    loader: Loader | str | None = None  # for drafters from outside the package: reads the folder
     of_model: str | None = None  # dotted path of a class whose `of(model)` makes the drafter from the loaded target
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
     speech: bool = (
@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def has_weights(self) -> bool:
-        """Whether a folder may hold weights of this drafter."""
+        """Return whether a folder may hold weights of this drafter."""
         return self.network is not None or self.loader is not None
 
 
@@ -152,27 +152,28 @@ def register_drafter(
 
 
 def _is_text(value: object) -> bool:
-    """Whether the value is a string: callers without a type checker may pass anything."""
+    """Return whether the value is a string: callers without a type checker may pass anything."""
     return isinstance(value, str)
 
 
 def drafter_entry(name: str) -> Entry | None:
-    """The registry entry of a drafter; None if there is no drafter of this name."""
+    """Return the registry entry of a drafter; None if there is no drafter of this name."""
     return _all().get(name)
 
 
 def drafter_names() -> list[str]:
-    """Names of the drafters that need neither a folder nor a head of the model's."""
+    """Return the names of the drafters that need neither a folder nor a head of the model's."""
     return [name for name, entry in _all().items() if entry.factory is not None]
 
 
 def loader_names() -> list[str]:
-    """Names of the drafters with weights."""
+    """Return the names of the drafters with weights."""
     return [name for name, entry in _all().items() if entry.has_weights]
 
 
 def auto_names(speech: bool = False) -> list[str]:
-    """Names of the drafters that "auto" looks for beside a model: built-in ones first, in order of preference.
+    """Return the names of the drafters that "auto" looks for beside a model: built-in ones first, in order of
+    preference.
 
     speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
     """
@@ -180,8 +181,8 @@ def auto_names(speech: bool = False) -> list[str]:
 
 
 def network_class(system: str) -> type[DraftNetwork]:
-    """The network class of a built-in drafter with weights, Medusa and CTC excepted; its `config_class` makes the
-    configuration.
+    """Return the network class of a built-in drafter with weights, Medusa and CTC excepted; its `config_class` makes
+    the configuration.
 
     system: the drafter's name, such as "eagle".
     Raises: InputError for any other name.
@@ -238,7 +239,7 @@ def check_drafter(drafter: object) -> None:
 
 
 def is_dotted(text: str) -> bool:
-    """Whether the text is written as "package.module:Class"."""
+    """Return whether the text is written as "package.module:Class"."""
     return DOTTED.fullmatch(text) is not None
 
 

@@ -33,7 +33,7 @@ class Tree:
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
-    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability, or estimated chance to be accepted
+    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability, or chance to be accepted
 
     def add(self, parent: int, token: int, value: float) -> int:
         self.tokens.append(token)
@@ -42,7 +42,7 @@ class Tree:
         return len(self.tokens) - 1
 
     def best(self, count: int) -> list[int]:
-        """The `count` nodes with the highest values, without the root. Of equal nodes the earlier one is taken.
+        """Return the `count` nodes with the highest values, without the root. Of equal nodes the earlier one is taken.
 
         A child's value is at most its parent's, so each node's parent is in the result. The order is depth first, the
         first child first.
@@ -59,7 +59,7 @@ class Tree:
         return order
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Tokens and parents of these nodes, without the root, in this order."""
+        """Return tokens and parents of these nodes, without the root, in this order."""
         indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
@@ -69,10 +69,10 @@ class Memory:
     """The small model's state of a run."""
 
     session: Any
-    pending: list[list[int]]  # each row's tokens that are not in its cache; the last one is the root
-    scored: list[dict[tuple[int, int], int]] | None = None  # each row's last pass: (node, token) -> child
-    vocab_size: int = 0  # the target's
-    roots: list[int] = field(default_factory=list)  # position of each row's last token
+    pending: list[list[int]]  # each row's tokens that the small model's cache lacks; the last is the draft's root
+    scored: list[dict[tuple[int, int], int]] | None = None  # nodes of each row's last pass: (parent, token) -> node
+    vocab_size: int = 0  # the target's number of tokens
+    roots: list[int] = field(default_factory=list)  # the small model's position of each row's last token
 
 
 @final
@@ -162,7 +162,7 @@ class SmallModel:
             if context.memory.shape[-1] != self._model.hidden_size:
                 states = self._encode(context.sound) if self._encode and context.sound is not None else None
             if states is None:
-                return None  # the sound is not known here, or has other features
+                return None  # the target did not pass the sound on, or the small model's encoder reads other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
         session, _, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
@@ -279,7 +279,8 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
-        """Keep these nodes of the last pass in the cache; an empty path keeps none, not even the root."""
+        """Keep each row's nodes of the last pass, `paths`, in the cache; an empty path keeps none, not even the
+        root."""
         keep_columns(self._model, memory.session, paths)
         memory.scored = None
 
@@ -295,7 +296,7 @@ def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
 def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
     """Add the `width` likeliest children of each frontier node. Returns, by row, the `width` likeliest of all."""
     top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
-    # rounding must not make a child likelier than its parent
+    # a child must not be likelier than its parent, which rounding could make it
     chances = (top.values - logits.float().logsumexp(-1, keepdim=True)).clamp(max=0.0)
     following = []
     for tree, nodes, tokens, values in zip(trees, frontier, top.indices.tolist(), chances.tolist(), strict=True):
@@ -324,7 +325,7 @@ def draw_children(
     following = []
     for tree, nodes, ids, mass, count in zip(trees, frontier, tokens.tolist(), chances, counts, strict=True):
         added: list[int] = []
-        # (-chance that the verifier reaches this draw, node index, draw number, remaining mass)
+        # (-chance that the verifier reaches this draw, index of the node, draw number, remaining probability)
         heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
         heapq.heapify(heap)
         while heap and len(added) < count:

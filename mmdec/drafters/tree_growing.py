@@ -38,7 +38,7 @@ from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # EAGLE-2's default
+WIDTH = 10  # nodes of a level that are expanded; EAGLE-2's default
 
 
 @final
@@ -70,7 +70,7 @@ class TreeGrowing:
 
     @property
     def name(self) -> str:
-        """Names the system, the width, and a digest of the network's weights."""
+        """Name the system, the width, and a digest of the network's weights."""
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:
@@ -158,11 +158,11 @@ class TreeGrowing:
         return levels.tree(roots, hidden, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the LM head, the target's or the network's own, to hidden (..., H)."""
+        """Apply the LM head, the target's or the network's own, to hidden states (..., H)."""
         return self.network.logits(hidden, self.output)
 
     def _embeds(self, context: Context, visual: Tensor) -> Tensor:
-        """The embeddings (B, F, H) of the prompt's new columns."""
+        """Return the embeddings (B, F, H) of the prompt's new columns. visual: (B, F) bool, True at visual tokens."""
         if self._blocks is not None:
             return next(iter(context.features.values()))[..., :0]
         if self._own is None:
@@ -180,7 +180,7 @@ class TreeGrowing:
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
-        """The second half of `take_in`: process the columns that `catch_up` returned."""
+        """Do the second half of `take_in`: process the columns that `catch_up` returned."""
         states, queries = self._columns(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -192,7 +192,7 @@ class TreeGrowing:
         )
 
     def catch_up(self, memory: Memory) -> Waiting:
-        """The first half of `take_in`: process everything up to the last prompt. Returns the later columns."""
+        """Do the first half of `take_in`: process everything up to the last prompt. Returns the later columns."""
         if memory.packed is None:
             memory.packed = self.network.packed()
         groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
@@ -220,7 +220,9 @@ class TreeGrowing:
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
-        """The network's input for accepted columns: states (B, n, H), positions (B, n), and each row's count."""
+        """Return the network's input for accepted columns: states (B, n, H), positions (B, n), and each row's number of
+        columns.
+        """
         states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
         positions = positions_from(memory.positions, states.shape[1], states.device)
         memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
@@ -240,9 +242,9 @@ class TreeGrowing:
         return states, *network.project(states, positions, memory.packed, last)
 
     def _ahead(self, memory: Memory, count: int) -> Tensor:
-        """P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens behind each row's
-        last one. Only queued columns stay cached. Returns hidden (B, count, H) of the last queued column and of those
-        without tokens."""
+        """Run P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens behind each
+        row's last one. Only queued columns stay cached. Returns hidden (B, count, H) of the last queued column and of
+        those without tokens."""
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
         device = states.device
@@ -265,8 +267,8 @@ class TreeGrowing:
         return hidden
 
     def _block(self, memory: Memory, roots: Tensor) -> Tensor:
-        """DFlash: process the queued columns, then run a block behind them: the root and mask tokens. Returns hidden
-        states (B, K, H), one for each drafted token."""
+        """Run DFlash: process the queued columns, then run a block behind them: the root and mask tokens. Returns
+        hidden states (B, K, H), one for each drafted token."""
         network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
         self._columns(memory, self.catch_up(memory))
         tokens = roots[:, None].repeat(1, config.block_size)
@@ -281,8 +283,8 @@ class TreeGrowing:
         return states[:, -config.drafts :]
 
     def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
-        """The network's input for each row's prompt: states (B, M, H), positions (B, M), padded on the right, and each
-        row's count."""
+        """Return the network's input for each row's prompt: states (B, M, H), positions (B, M), padded on the right,
+        and each row's count."""
         earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [
@@ -293,7 +295,7 @@ class TreeGrowing:
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
-            memory.step, memory.asked = None, False  # it depends on `carry`
+            memory.step, memory.asked = None, False  # the fast path holds `carry`, which changes here
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:

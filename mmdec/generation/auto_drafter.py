@@ -38,7 +38,7 @@ from mmdec.types import Drafter, InputError
 
 SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"
-VALUES = 2  # number of values compared in each tensor
+VALUES = 2  # number of values of each tensor that are compared to recognise a model's weights
 ROUNDED, TINY = 2**-8, 1e-7  # maximum relative and absolute differences after rounding to bfloat16 or float16
 TUNED = 0.3  # maximum median relative difference of a fine-tuned model's values; other models differ by 1 or more
 
@@ -53,7 +53,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     """Choose the drafter for "auto".
 
     model: the loaded target model. folder: the folder that it was loaded from; None: read it from the model.
-    load: reads a drafter's folder for this model. Default None: `load_drafter`, again only if the folder has changed.
+    load: reads a drafter's folder for this model. None: `load_drafter`, called again only if the folder has changed.
     Returns: the first drafter that fits, in the registry's order; "lookup" if there is none.
     """
     folder = folder or source_folder(model)
@@ -69,7 +69,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
 
 
 def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
-    """Folders of drafters inside the model's folder or beside it."""
+    """Return the folders of drafters inside the model's folder or beside it."""
     if folder is not None:
         home = folder.resolve()
         for name in auto_names(_hears(model)):
@@ -79,7 +79,7 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
 
 
 def shipped_folder(model: PreTrainedModel) -> Path | None:
-    """The folder of drafters that are shipped for exactly these weights, in any dtype; None without one."""
+    """Return the folder of drafters that are shipped for exactly these weights, in any dtype; None without one."""
     return next((file.parent for file, how in _matches_of(model) if how == "same"), None)
 
 
@@ -92,7 +92,7 @@ def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
 
 
 def _shipped(model: PreTrainedModel) -> Iterator[Path]:
-    """Folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
+    """Return the folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
     for file, how in _matches_of(model):
         settings = read_settings(file)
         if how == "tuned" and settings["drafters"]:
@@ -105,7 +105,7 @@ def _shipped(model: PreTrainedModel) -> Iterator[Path]:
 
 
 def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
-    """Whether shipped drafters fit this model.
+    """Return whether shipped drafters fit this model.
 
     file: the `drafters.json` of the drafters. A damaged file matches no model.
     Returns: "same" if the model has the same weights, in any dtype; "tuned" if it was fine-tuned from them; else "".
@@ -136,7 +136,7 @@ def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
 
 
 def network_shape(model: PreTrainedModel) -> str:
-    """A digest of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
+    """Return a digest of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
     # a quantised layer's state holds other objects, too
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     shapes = sorted((name, tuple(value.shape)) for name, value in tensors.items())
@@ -145,7 +145,7 @@ def network_shape(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def values_of(model: PreTrainedModel) -> list[float]:
-    """Some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
+    """Return some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
     parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
         if not isinstance(value, Tensor) or value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:
@@ -191,7 +191,7 @@ def _once(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def _tell(model: PreTrainedModel, message: str) -> None:
-    """Warn once for each model."""
+    """Warn with `message`, once for each model and message."""
     with _lock:
         told = _told.setdefault(model, set())
         if message in told:

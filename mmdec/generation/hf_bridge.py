@@ -49,7 +49,7 @@ from mmdec.decode.watch import Stopwatch
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.types import InputError
 
-# set to True on a processor, criterion or function whose effect on a row depends on that row alone
+# name of an attribute that a caller sets to True on a processor, criterion or function that reads each row alone
 ROW_WISE = "mmdec_row_wise"
 BATCH_BOUND = (  # processors that hold a value for each row of the batch, or need a row's index in it
     EncoderNoRepeatNGramLogitsProcessor,
@@ -57,7 +57,7 @@ BATCH_BOUND = (  # processors that hold a value for each row of the batch, or ne
     RepetitionPenaltyLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-# criteria that read each row independently
+# transformers' criteria that read each row alone, so that drafts are possible in a batch
 CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 OTHER_LOOPS = (
     "penalty_alpha",
@@ -96,14 +96,14 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
 
 
 def pad_token(config: GenerationConfig) -> int:
-    """The token with which `generate` pads shorter rows."""
+    """Return the token with which `generate` pads shorter rows."""
     token = config._pad_token_tensor  # type: ignore[attr-defined] # `generate` sets it before it calls the loop
     return 0 if token is None else int(token)
 
 
 def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
-    """Reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts are
-    possible.
+    """Return the reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts
+    are possible.
 
     transformers' own processors and criteria read each row independently. Those of a caller (subclasses included) may
     read other rows or count calls, unless they set `mmdec_row_wise = True`.
@@ -134,7 +134,7 @@ def _is_stock(processor: Any) -> bool:
 
 
 def _function(given: Any) -> Any:
-    """The caller's own function inside transformers' processor of allowed tokens; other objects unchanged."""
+    """Return the caller's own function inside transformers' processor of allowed tokens; other objects unchanged."""
     return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
 
 
@@ -176,14 +176,15 @@ class Results:
     def __init__(
         self, target: HfTarget, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig
     ) -> None:
-        """prompt: (B, P)."""
+        """target: the adapter of the model. prompt: (B, P) token ids. config: says which scores and logits to
+        record."""
         batch, start = prompt.shape
         wanted = bool(setting(config, "return_dict_in_generate"))
         self.scores = ScoreRecorder(batch, start) if wanted and setting(config, "output_scores") else None
         self.logits = ScoreRecorder(batch, start) if wanted and setting(config, "output_logits") else None
         self.processors: list[Processor] = [] if self.logits is None else [ListenerProcessor(self.logits)]
         for processor in processors:
-            kind = type(cast(object, processor))  # a subclass may do something else
+            kind = type(cast(object, processor))  # the exact class: a subclass may do something else
             if kind in target.batch_processors:
                 self.processors.append(ListenerProcessor(BatchCollector(processor, batch, start)))
             elif batch > 1 and kind is PrefixConstrainedLogitsProcessor:
@@ -197,7 +198,7 @@ class Results:
 
     @property
     def steps(self) -> Callable[[int, int], Steps] | None:
-        """A function that returns a row's scores so far, for criteria; None if `generate` passes them none."""
+        """Return a function that returns a row's scores so far, for criteria; None if `generate` passes them none."""
         return None if self.scores is None else self.scores.row_steps
 
     def output(
@@ -218,9 +219,9 @@ class Results:
 
 
 def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
-    """A `Suppression` equal to transformers' processor, applicable to all nodes of a draft at once; None for other
-    kinds."""
-    kind = type(cast(object, processor))  # a subclass may do something else
+    """Return a `Suppression` equal to transformers' processor, applicable to all nodes of a draft at once; None for
+    other kinds."""
+    kind = type(cast(object, processor))  # the exact class: a subclass may do something else
     if kind is SuppressTokensLogitsProcessor:
         tokens, only_at = processor.suppress_tokens, None
     elif kind is SuppressTokensAtBeginLogitsProcessor:
@@ -248,7 +249,7 @@ class StockRun:
         inputs: Mapping[str, Any],
         seed: int | None,
     ) -> None:
-        """model, input_ids, config, processors, criteria, inputs: as `generate` passes them to its loop.
+        """model, input_ids, config, processors, criteria, inputs: the arguments that `generate` passes to its loop.
         seed: seed of torch's generator during this run; None: the generator is not seeded."""
         self.rows = len(input_ids)
         self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
@@ -258,7 +259,7 @@ class StockRun:
 
     @property
     def sequences(self) -> Tensor:
-        """Prompts and new tokens (B, L); complete once all rounds are done."""
+        """Return the prompts with their new tokens (B, L); complete once all rounds are done."""
         return self._result if isinstance(self._result, Tensor) else self._result.sequences
 
     def output(self, config: GenerationConfig) -> Any:
@@ -267,7 +268,7 @@ class StockRun:
 
     def _run(self) -> Iterator[Round]:
         record = _Record(self._criteria, self._ids, self._model.device)
-        random: Any = torch.random  # untyped
+        random: Any = torch.random  # torch does not type its functions
         gpus = [self._ids.device] if self._ids.device.type == "cuda" else []
         with torch.no_grad(), random.fork_rng(gpus, enabled=self._seed is not None):
             if self._seed is not None:
@@ -297,7 +298,7 @@ class _Record(StoppingCriteriaList):
         self._stopwatch = Stopwatch(device)
 
     def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """A processor that runs first and records the raw logits (B, V)."""
+        """Record the raw logits (B, V), as the processor that runs first. Returns them unchanged."""
         self._raw = scores.log_softmax(-1)
         return scores
 

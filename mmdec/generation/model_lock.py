@@ -107,7 +107,7 @@ _making = threading.Lock()
 
 
 def model_lock(model: nn.Module) -> ModelLock:
-    """The read-write lock of a model. Every call with the same model returns the same object.
+    """Return the read-write lock of a model. Every call with the same model returns the same object.
 
     model: any module, for example the model that you pass to `generate`.
     Returns: a `ModelLock`, with context managers `read()` and `write()`.

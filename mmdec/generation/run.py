@@ -63,7 +63,7 @@ _statistics = DecodingStatistics()
 
 
 def default_statistics() -> DecodingStatistics:
-    """The process-wide `DecodingStatistics`: used by every call without `statistics=`."""
+    """Return the process-wide `DecodingStatistics`: used by every call without `statistics=`."""
     return _statistics
 
 
@@ -96,7 +96,7 @@ class DecodingOptions:
 
     @property
     def lossless(self) -> bool:
-        """Whether the rule gives the model's own output or distribution."""
+        """Return whether the rule gives the model's own output or distribution."""
         return self.rule not in LOSSY
 
 
@@ -113,12 +113,12 @@ class PreparedRun:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the batch."""
+        """Return the number of rows of the batch."""
         return len(self.text.tokens)
 
     @property
     def sequences(self) -> Tensor:
-        """Prompts and new tokens (B, L); complete once all rounds are done."""
+        """Return the prompts with their new tokens (B, L); complete once all rounds are done."""
         return self.text.padded(self.pad)
 
     def output(self, config: GenerationConfig) -> Tensor | Output:
@@ -153,11 +153,11 @@ class Speculation:
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
         self._loaded = WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._told = set[str]()  # warnings already given
+        self._told = set[str]()  # warnings that were already given, so that each is given once
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """The drafter for a target model; weights from a folder get the model's device and precision. None means plain
-        decoding."""
+        """Return the drafter for a target model; weights from a folder get the model's device and precision. None means
+        plain decoding."""
         if self._folder is None and not self._auto and self._class is None and not self.networks:
             return self._drafter
         with self._lock:
@@ -225,7 +225,7 @@ class Speculation:
         if options.num_speculative_tokens == 0:
             drafter = None  # plain decoding: the drafter's updates would be wasted
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        # a caller's processor may read other rows of a batch; block verification runs it on nodes that are rejected
+        # a caller's processor may read other rows of a batch, and block verification runs it on rejected nodes, too
         asked = batch > 1 or (drafter is not None and name == "block")
         faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
         faults += target.stock_alone(generation_config, {"input_ids": input_ids, **inputs})
@@ -290,7 +290,8 @@ class Speculation:
 def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
-    """Yield the same rounds; after the last one, fill the caller's cache as `generate` would."""
+    """Yield the same rounds; after the last one, fill the caller's cache as `generate` would. pad: id of the
+    padding."""
     for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))
@@ -298,7 +299,8 @@ def _extending(
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """The folder of a drafter, given as a path, a hub id or "<model>/<drafter>"; None for a name or a dotted path.
+    """Return the folder of a drafter, given as a path, a hub id or "<model>/<drafter>"; None for a name or a dotted
+    path.
 
     Raises: InputError for any other text.
     """
@@ -364,7 +366,7 @@ class ConversationTurn(ForwardingDrafter):
     """
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
-        """drafter: the drafter to wrap. target: the target's name. cache: the caller's cache
+        """drafter: the drafter to wrap. target: the target model's name, as in `Target.name`. cache: the caller's cache
         for a batch of 1, which the run fills."""
         super().__init__(drafter)
         self._target, self._cache = target, cache
@@ -394,7 +396,7 @@ class ConversationTurn(ForwardingDrafter):
 
     @contextmanager
     def _whole(self) -> Generator[None]:
-        """Drop the memory if the call fails, because it may be half written."""
+        """Drop the memory if the call in the block fails, because it may be half written."""
         try:
             yield
         except Exception:

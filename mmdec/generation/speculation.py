@@ -58,14 +58,14 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean new tokens per row and round, the correction or bonus token included; the prompt's pass is not
-        counted."""
+        """Return the mean new tokens per row and round, the correction or bonus token included; the prompt's pass is
+        not counted."""
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
 
     def __str__(self) -> str:
-        """Three lines: the number of tokens, of rounds, and of seconds."""
+        """Return three lines: the number of tokens, of rounds, and of seconds."""
         rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
         seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
         what = f"{counted(rows, 'row')}, {counted(tokens, 'new token')}"
@@ -131,7 +131,7 @@ def stream(
     Close the iterator, or drop it, to cancel: no computation happens between two rounds. From the first round to the
     end it holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
 
-    model, inputs, drafter, rule, num_speculative_tokens, seed, statistics, options: as for `generate`.
+    model, inputs, drafter, rule, num_speculative_tokens, seed, statistics, options: the same as in `generate`.
     tokenizer: decodes each round's tokens into `Round.text`. Default None: no text.
     Returns: an iterator of `Round`, which holds each row's new tokens.
     Raises: InputError as `generate`, and for a tokenizer without `decode`.
@@ -146,8 +146,8 @@ def stream(
 def rounds_of(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
 ) -> Iterator[Round]:
-    """Do the same as `stream`, with a given `Speculation`. options: arguments of `generate`; with a `tokenizer` among
-    them, each round has its text."""
+    """Yield the rounds of a run as they finish, as `stream` does, with a given `Speculation`. options: arguments of
+    `generate`; with a `tokenizer` among them, each round has its text."""
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
     rounds, tokenizer = read_while((model, *speculation.networks), run.rounds), options.get("tokenizer")
@@ -169,7 +169,7 @@ def speculate(
     `assistant_model` and tokenizer to a custom loop: give `streamer` and `drafter` here, and pass a
     `StopStringCriteria` instead of `stop_strings`; for `token_healing` call `mmdec.generate`.
 
-    drafter, rule, num_speculative_tokens, seed, statistics: as for `generate`.
+    drafter, rule, num_speculative_tokens, seed, statistics: the same as in `generate`.
     on_round: called with each `Round`. Default None.
     streamer: gets each token, as transformers' `TextStreamer` does; for batch size 1. Default None.
     Returns: a `Speculation`.
@@ -185,7 +185,7 @@ class _Beginning:
 
     speculation: Speculation
     target: HfTarget
-    held: Mapping[str, Any]  # inputs that are not passed to `generate`, but to `prefill`
+    held: Mapping[str, Any]  # model inputs that bypass `generate`: the run passes them to `Target.prefill`
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -257,7 +257,8 @@ def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[R
 
 
 def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
-    """Model inputs by name, from token ids or a tokenizer's output. Raises InputError if the model cannot read them."""
+    """Return the model's inputs by name, from token ids or a tokenizer's output. Raises InputError if the model cannot
+    read them."""
     if not isinstance(inputs, (Tensor, Mapping)):
         raise InputError(
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
@@ -331,7 +332,7 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     if twice := sorted(options.keys() & named.keys()):
         raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
-    for name in ("num_beams", "num_return_sequences"):  # they multiply the number of rows
+    for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
         if options.get(name) is not None:
             most = 1 if name == "num_beams" else MAX_SEQUENCES
             check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
@@ -375,7 +376,7 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
 
 
 def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
-    """Token ids (B, P) after `generate`'s token healing.
+    """Return the token ids (B, P) after `generate`'s token healing.
 
     Raises: InputError if their number changes, because mask (B, P) would no longer fit.
     """
@@ -390,12 +391,12 @@ def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: 
 
 
 def option_names(model: PreTrainedModel) -> set[str]:
-    """Names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
+    """Return the names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
     taken = {name for function in functions for name in signature(function).parameters}
     return {name for name in {*taken, *vars(GenerationConfig())} if not name.startswith("_")}
 
 
 def _functions(listed: object) -> bool:
-    """Whether this is a list of callables."""
+    """Return whether this is a list of callables."""
     return isinstance(listed, list) and all(map(callable, cast(list[object], listed)))

@@ -42,8 +42,8 @@ class LoadedAudioLm:
     model: PreTrainedModel
     processor: ProcessorMixin
     directory: Path | None = None  # the model's folder, in which drafters are searched
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # loaded from folders
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters known to fit: checked once
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model, reads another sample rate, or has no template
@@ -59,35 +59,36 @@ class LoadedAudioLm:
 
     @property
     def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
+        """Return the processor's tokenizer."""
         return cast(Any, self.processor).tokenizer
 
     @property
     def extractor(self) -> Any:
-        """The processor's feature extractor."""
+        """Return the processor's feature extractor."""
         parts: Any = self.processor
         return getattr(parts, "feature_extractor", None) or parts.audio_processor
 
     @property
     def most_seconds(self) -> float | None:
-        """Seconds of the longest recording that the processor does not cut; None: there is no limit."""
-        if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor pads to one window, and cuts
+        """Return the seconds of the longest recording that the processor does not cut; None: there is no limit."""
+        if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor cuts at one window, without an error
             return float(self.extractor.chunk_length)
         return getattr(self.processor, "max_audio_len", None)
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """Parameters of the processor's method `apply_transcription_request`; empty if it has no such method."""
+        """Return the parameters of the processor's method `apply_transcription_request`; empty if it has no such
+        method."""
         call = getattr(self.processor, "apply_transcription_request", None)
         return {} if call is None else inspect.signature(call).parameters
 
     @property
     def written(self) -> bool:
-        """Whether `apply_transcription_request` can return the prompt as text. Voxtral's cannot."""
+        """Return whether `apply_transcription_request` can return the prompt as text. Voxtral's cannot."""
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
-        """Return samples (T,). Raises InputError if the recording is longer than the processor reads."""
+        """Return samples (T,) as given. Raises InputError if the recording is longer than the processor reads."""
         most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
         if most is not None and seconds > most:
             raise InputError(
@@ -97,15 +98,16 @@ class LoadedAudioLm:
         return samples
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
-        """The text of each recording's prompt, with one placeholder for its sound. named: {"language": the recordings'
-        languages}, or {} if the model shall detect them."""
+        """Return the text of each recording's prompt, with one placeholder for its sound. prompt: the request; None:
+        the family's own. count: number of recordings. named: {"language": the recordings' languages}, or {} if the
+        model shall detect them."""
         processor: Any = self.processor
         asked, mark = prompt or REQUEST, processor.audio_token
         if self.written:
-            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # silence: the text does not depend on the sound
+            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # silence: the sound does not change the text
             request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
             tries: list[Callable[[], list[str]]] = [request]
-        else:  # some templates take text alone
+        else:  # some templates take the request as plain text, not as a list of parts
             content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
             messages = [[{"role": "user", "content": each}] for each in content]
             write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
@@ -128,7 +130,7 @@ class LoadedAudioLm:
     def inputs(
         self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
     ) -> dict[str, Any]:
-        """The inputs of `generate` that ask for recordings (T,) as text, padded on the left.
+        """Return the inputs of `generate` that ask for recordings (T,) as text, padded on the left.
 
         prompt: the request; None: the family's own. languages: each recording's language; None: the model detects it.
         Raises: InputError if the processor refuses a recording.
@@ -166,7 +168,7 @@ _models = LoadedModels[LoadedAudioLm]()
 
 
 def family(directory: Path) -> str:
-    """The family of a folder's model, such as "Qwen2Audio"; "" if it is not an audio language model."""
+    """Return the family of a folder's model, such as "Qwen2Audio"; "" if it is not an audio language model."""
     model_type = kind(directory)
     name = CONFIG_MAPPING[model_type].__name__.removesuffix("Config") if model_type in CONFIG_MAPPING else ""
     return name if name in FAMILIES else ""

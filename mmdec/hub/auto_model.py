@@ -24,7 +24,7 @@ from mmdec.hub.publish import push_folder
 from mmdec.types import InputError
 
 DASPEECH, DRAFTER = "mmdec-daspeech", "mmdec-drafter"
-# arguments that AutoModel passes on and that do not concern mmdec's folders
+# arguments that AutoModel passes on, and that are ignored: they do not concern mmdec's folders
 _PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")
 _UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
@@ -53,7 +53,7 @@ class DrafterModelConfig(PreTrainedConfig):
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of mmdec's config.json: the given ones without those that transformers adds in `to_dict`."""
+    """Return the settings of mmdec's config.json: the given ones without those that transformers adds in `to_dict`."""
     inner = settings.get("settings")
     if isinstance(inner, dict):
         return dict(inner)
@@ -78,8 +78,8 @@ class _Model(PreTrainedModel):
     ) -> None:
         """Write the model's folder. If writing fails, an existing folder stays as it was.
 
-        push_to_hub: also upload it. options: as for `push_to_hub`. Raises: InputError for other options, before
-            writing.
+        push_to_hub: also upload it. options: private, token, revision, commit_message. Raises: InputError for other
+            options, before writing.
         """
         uploading = _uploading(options)
         self.write(Path(save_directory))
@@ -87,7 +87,8 @@ class _Model(PreTrainedModel):
             push_folder(Path(save_directory), repo_id or Path(save_directory).name, **uploading)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override] # fewer options
-        """Upload the folder to the hub; returns the address. options: private, token, revision, commit_message."""
+        """Upload the folder to the hub repository `repo_id`, "owner/name"; returns the address. options: private,
+        token, revision, commit_message."""
         uploading = _uploading(options)
         with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
             self.write(Path(folder) / "model")
@@ -148,7 +149,8 @@ class DrafterModel(_Model):
     base_model_prefix = "network"
 
     def __init__(self, config: DrafterModelConfig, network: Any = None, *beside: Any) -> None:
-        """beside: the folder's other parts: the ranks of Medusa heads, or the pieces and tokens of a CTC head."""
+        """network: the draft network. beside: the folder's other parts: the ranks of Medusa heads, or the pieces and
+        tokens of a CTC head."""
         super().__init__(config)
         if network is None:
             raise InputError("`DrafterModel` must be made with `from_pretrained`. Its recipes train a new one.")
@@ -171,7 +173,7 @@ class DrafterModel(_Model):
         return cast(Any, cls(config, *read(folder))).to(dtype).eval()
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the network's own forward."""
+        """Call the network's own forward with the same arguments."""
         return self.network(*inputs, **options)
 
     def write(self, folder: Path) -> None:
@@ -190,7 +192,7 @@ class DrafterModel(_Model):
 
 
 def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
-    """The dtype and the download options. Raises InputError for an option that would be ignored."""
+    """Return the dtype and the download options. Raises InputError for an option that would be ignored."""
     dtype = options.pop("dtype", None) or options.pop("torch_dtype", None) or torch.float32
     options.pop("torch_dtype", None)
     dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -206,7 +208,7 @@ def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
 
 
 def _uploading(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of `push_folder`. Raises InputError for any other."""
+    """Return the options of `push_folder`. Raises InputError for any other."""
     unknown = sorted(name for name in options if name not in _UPLOADING)
     if unknown:
         raise InputError(f"`{unknown[0]}` must be left out: the options are {', '.join(_UPLOADING)}.")

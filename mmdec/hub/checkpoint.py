@@ -32,13 +32,14 @@ class Checkpoint:
     """The content of a published folder."""
 
     folder: Path
-    described: Mapping[str, Any]  # config.json
+    described: Mapping[str, Any]  # the content of config.json
     state: Mapping[str, Tensor]
-    argument: str  # the folder's name in error messages
+    argument: str  # name of the caller's argument that holds the folder, for error messages
 
     @classmethod
     def of(cls, folder: Path, argument: str) -> Checkpoint:
-        """Read config.json and all tensors, from safetensors if there are any, else from the pickle."""
+        """Read config.json and all tensors, from safetensors if there are any, else from the pickle. argument: for
+        errors."""
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def fail(self, rule: str, fault: str, remedy: str) -> InputError:
@@ -46,7 +47,7 @@ class Checkpoint:
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of a matrix. Raises InputError if it is missing or no matrix."""
+        """Return the shape of a matrix. Raises InputError if it is missing or no matrix. name: the tensor's."""
         tensor = self.state.get(name)
         if tensor is None or tensor.dim() != 2 or not tensor.numel():
             raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")
@@ -54,7 +55,8 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """The names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read whole."""
+    """Return the names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read
+    whole."""
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         names = read_settings(folder / INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()
@@ -72,7 +74,7 @@ def _pickle(folder: Path) -> Path | None:
 
 
 def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """All tensors of a folder, from its safetensors, else only the tensors of a pickle."""
+    """Return all tensors of a folder, from its safetensors, else only the tensors of a pickle."""
     file = _pickle(folder)
     if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
         return read_weights(shards(folder, argument), argument)

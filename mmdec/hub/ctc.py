@@ -47,7 +47,7 @@ class HeardTokens:
 
 
 def token_merges(tokenizer: Any) -> Merges:
-    """The byte-level BPE of a tokenizer of transformers."""
+    """Return the byte-level BPE of a tokenizer of transformers."""
     return Merges.of(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
 
 
@@ -61,7 +61,8 @@ def save_ctc(
 ) -> Path:
     """Write a folder of a head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: its draft vocabulary. tokens: the model's tokens. ngram: an n-gram over pieces.
+    head: the trained head. pieces: its draft vocabulary. tokens: the model's tokens. ngram: an n-gram over pieces,
+        which the search for a draft uses.
     trained: the head's training data, for the card.
     """
     target = new_folder(directory)
@@ -150,8 +151,8 @@ def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
 
 
 def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
-    """Build an n-gram over the pieces of texts, such as a model's own transcripts. entries: as `NGram.build`'s
-    `max_entries`."""
+    """Build an n-gram over the pieces of texts, such as a model's own transcripts. order: n. entries: maximum number of
+    n-grams; None: all."""
     tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
     sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
     return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

@@ -65,18 +65,19 @@ class DASpeechParts:
     words: WordDecoder | None  # None: the text is the phones
     units: tuple[str, ...]  # the phones, in the order of their numbers
     decoding: Decoding
-    name: str  # name of the folder
-    folder: Path | None = None  # the folder they were loaded from
+    name: str  # name of the model's folder
+    folder: Path | None = None  # the folder that all this was loaded from
     mels: MelKind = OURS  # the kind of mels that the model gives its vocoder
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All modules that have weights."""
+        """Return all modules that have weights."""
         return self.model, self.vocoder
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """Find the directory of a complete translator, given a shipped name, a directory or a hub id; see `find`."""
+    """Find the directory of a complete translator, given a shipped name, a directory or a hub id. Downloads the
+    last."""
     return complete(find(model), os.fspath(model))
 
 
@@ -124,7 +125,7 @@ def save_model(
 
 
 def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardParts) -> Path:
-    """Write what `read_parts` returned.
+    """Write a model's networks, tables and settings, as `read_parts` returned them, to a directory.
 
     Card, confidence and provenance are copied only if the weights are still those of the source folder: their figures
     would not hold for others. Raises: InputError for another vocoder than the model's own, or if the target folder
@@ -185,7 +186,8 @@ def read_parts(
 
 
 def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
-    """Load a translator of `hub/heard_translator.py`'s layout, by name or folder. Raises InputError for another."""
+    """Load a translator of pieces (`hub/heard_translator.py`'s layout) by name or folder. Raises InputError for
+    another."""
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, HeardParts):
         raise InputError(
@@ -208,7 +210,7 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
 
 
 def layout(directory: Path) -> str:
-    """The layout in a translator's config.json: `LAYOUT`, or that of `hub/heard_translator.py`."""
+    """Return a translator's layout by its config.json: `LAYOUT` (DASpeech), or that of `hub/heard_translator.py`."""
     return _named(read_settings(directory / "config.json"))
 
 
@@ -217,7 +219,8 @@ def _named(config: Mapping[str, Any]) -> str:
 
 
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
-    """Load another vocoder than the model's own; all have the same interface."""
+    """Load another vocoder than the model's own. source: "griffin-lim", or a directory or hub id of HiFi-GAN
+    weights."""
     text = path_text(source, "vocoder", VOCODER_RULE)
     if text == GRIFFIN_LIM:
         return GriffinLimVocoder()
@@ -252,7 +255,8 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """Names of the files that a folder must have, by its layout. Raises InputError for a damaged config.json."""
+    """Return the names of the files that a folder must have, by its layout. Raises InputError for a damaged
+    config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
     return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

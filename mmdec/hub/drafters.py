@@ -48,7 +48,7 @@ from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Drafter, InputError
 
 CONFIG = "config.json"
-MODEL_TYPE = "mmdec-drafter"  # for transformers' AutoConfig
+MODEL_TYPE = "mmdec-drafter"  # "model_type" in config.json, by which transformers' AutoConfig finds the class
 MAX_CONFIG_BYTES = 2**16
 PICTURE = "data/samples/images/menu.png"  # an image in the checkout, for the card's example
 
@@ -73,7 +73,7 @@ def load_drafter(
     model: the loaded target model.
     argument: the name of `folder` in error messages. Default "folder".
     revision: branch, tag or commit of a hub id. Default: the main branch.
-    token: access token for a private or gated hub id, as for `huggingface_hub`. Default: that of `hf auth login`.
+    token: access token for a private or gated hub id. Default: that of `hf auth login`.
     tokenizer: the target's, for a smaller model of another vocabulary. Default None: the one in the target's folder.
     Returns: the drafter.
     Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
@@ -192,7 +192,7 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
 
 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
-    """Load the network for this model, on its device and in its precision.
+    """Load a draft network's folder for this model, on its device and in its precision.
 
     Raises: InputError also if the network belongs to another model (other channels or tokens, or layers it does not
         have).
@@ -227,7 +227,7 @@ def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel)
     network, (embedding, output) = load_network(directory, model), _ends(model)
     if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
         own = network.get_parameter("embed_tokens.weight")
-        if torch.equal(own, embedding.weight):  # most folders hold a copy of the target's embedding
+        if torch.equal(own, embedding.weight):  # a copy, as in most folders, need not be in memory twice
             network.share_embedding()
     if isinstance(network, DFlash) and network.config.own_head and output.bias is None:
         own = network.get_parameter("lm_head.weight")
@@ -245,7 +245,7 @@ def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Fla
 
 
 def _ends(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
-    """The model's embedding and LM head."""
+    """Return the model's input embedding and LM head, which draft networks share."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(output, nn.Linear) or not isinstance(embedding, nn.Module):
         raise InputError(
@@ -273,7 +273,7 @@ LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: l
 
 
 def published_card(network: DraftNetwork, folder: Path) -> str:
-    """The model card of a published network that was read from a folder."""
+    """Return the model card of a published network that was read from a folder."""
     config, entry = network.config, drafter_entry(network.system)
     name = network.system if entry is None else entry.note.partition(":")[0]
     text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
@@ -288,7 +288,7 @@ def published_card(network: DraftNetwork, folder: Path) -> str:
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
-    """Text of a model card, which names the target. reads_images: whether the target reads images."""
+    """Return the text of a model card, which names the target. reads_images: whether the target reads images."""
     config = network.config
     count = sum(weight.numel() for weight in network.parameters())
     text = (

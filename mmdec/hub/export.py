@@ -38,19 +38,19 @@ from mmdec.types import InputError
 
 Layout = Literal["speculators", "flat"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-OWN = ("positions", "pictures", "base", "target")  # fields of ours that no engine reads
-SPECULATORS = "0.9.0"  # the version whose classes the tests compare
-CHAIN = 3  # tokens of a chain of EAGLE-3 or P-EAGLE, where none are named
-POSITIONS = 32768  # maximum positions where the target's configuration names none
+OWN = ("positions", "pictures", "base", "target")  # fields of mmdec's configurations that no other engine reads
+SPECULATORS = "0.9.0"  # version of speculators whose layout is written, and whose classes the tests compare
+CHAIN = 3  # default number of drafted tokens a round for EAGLE-3 and P-EAGLE
+POSITIONS = 32768  # maximum positions that are written if the target's configuration names none
 
 
 @dataclass(frozen=True)
 class Served:
     """The target that a drafter is exported for."""
 
-    name: str  # as engines are told to load it
+    name: str  # the target's name or hub id, by which engines load it
     architectures: list[str]
-    text: Any  # the configuration of its text model
+    text: Any  # the configuration of the target's text model
 
     @property
     def depth(self) -> int:
@@ -102,7 +102,8 @@ def export_drafter(
 
 
 def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Served:
-    """Find the target, and check that the network fits it."""
+    """Find the target, and check that the network fits it. model: a directory, shipped name or hub id; None: its
+    own."""
     named = os.fspath(model) if model is not None else network.config.target
     known = named and (Path(named).is_dir() or named in names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:
@@ -128,8 +129,8 @@ def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Serv
 
 
 def _refuse(to: str, faults: Mapping[str, bool]) -> None:
-    """Raise InputError if the network has a feature that the layout cannot describe. faults: feature -> whether the
-    network has it."""
+    """Raise InputError if the network has a feature that the layout `to` cannot describe. faults: feature -> whether
+    the network has it."""
     for fault, present in faults.items():
         if present:
             raise InputError(
@@ -141,7 +142,7 @@ def _refuse(to: str, faults: Mapping[str, bool]) -> None:
 def _speculators(
     network: Eagle3 | DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json in speculators' layout."""
+    """Return the tensors and config.json in speculators' layout. state: the tensors. count: tokens drafted a round."""
     config = network.config
     _refuse("speculators", {"the target's normed last states (layer -1)": -1 in config.layers})
     described: dict[str, Any] = {"draft_vocab_size": config.vocabulary, "dtype": _dtype(state)}
@@ -196,8 +197,8 @@ def _speculators(
 def _flat_eagle3(
     network: Eagle3, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as SafeAILab and SpecForge have them. count: not written, their layout has no place for
-    the number of drafted tokens."""
+    """Return the tensors and config.json as SafeAILab and SpecForge have them. count: not written, their layout has no
+    place for the number of drafted tokens."""
     config = network.config
     _refuse_of_eagle3(network, "flat")
     default = config.layers == default_layers(served.depth)
@@ -210,7 +211,7 @@ def _flat_eagle3(
             "the target's normed last states (layer -1)": -1 in config.layers,
         },
     )
-    if not config.mapped:  # some engines ask for the tables in any case
+    if not config.mapped:  # without a draft vocabulary: some engines demand its tables all the same
         state = {
             **state,
             "d2t": torch.zeros(config.vocab_size, dtype=torch.long),
@@ -237,7 +238,7 @@ def _flat_eagle3(
 def _flat_dflash(
     network: DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as z-lab has them. count: not written, the layout has no place for it."""
+    """Return the tensors and config.json as z-lab has them. count: not written, the layout has no place for it."""
     config, last = network.config, served.depth - 1
     _refuse(
         "flat",
@@ -275,13 +276,13 @@ def _refuse_of_eagle3(network: Eagle3, to: str) -> None:
 
 
 def _flags(network: Eagle3) -> dict[str, bool]:
-    """EAGLE-3's options; vLLM and speculators have other defaults for the first."""
+    """Return EAGLE-3's options, all written out: the defaults of vLLM and speculators for the first one differ."""
     names_of = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: getattr(network.config, name) for name in names_of}
 
 
 def _layer(network: Eagle3 | DFlash, served: Served) -> dict[str, Any]:
-    """The settings of the decoder layers, as transformers' Llama or Qwen3 has them, old names and new."""
+    """Return the settings of the decoder layers, as transformers' Llama or Qwen3 has them, old names and new."""
     config = network.config
     qwen3 = isinstance(network, DFlash) or network.config.qk_norm
     rope: dict[str, Any] = {"rope_type": "default", **(config.rope_scaling or {}), "rope_theta": config.rope_theta}
@@ -326,7 +327,7 @@ def _dtype(state: Mapping[str, Tensor]) -> str:
 
 
 def _card(network: Eagle3 | DFlash, served: Served, to: str) -> str:
-    """The model card: what the drafter is, and how to serve it."""
+    """Return the model card: what the drafter is, and how to serve it."""
     name = (
         "DFlash" if isinstance(network, DFlash) else "P-EAGLE" if network.config.mask_token is not None else "EAGLE-3"
     )

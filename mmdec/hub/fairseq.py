@@ -67,7 +67,7 @@ class Published:
     """The sizes, weights and decoding of a published checkpoint, under mmdec's names."""
 
     config: DASpeechConfig
-    state: dict[str, Tensor]  # of `DASpeech`
+    state: dict[str, Tensor]  # the tensors of a `DASpeech` network, by name
     decoding: Decoding
 
 
@@ -217,11 +217,12 @@ def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -
 
 
 def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Take the linguistic decoder's and the adaptor's weights out of `state`, under our names."""
+    """Take the linguistic decoder's and the adaptor's weights out of `state`, under mmdec's names. layers: their
+    number."""
     named = {"decoder.embed_tokens.weight": state.pop("decoder.embed_tokens.weight")}
     for theirs, ours in (("embed_positions", "embed_positions"), ("link_positional", "links.link_positional")):
         table = state.pop(f"decoder.{theirs}.weight")
-        named[f"decoder.{ours}.weight"] = table.roll(-2, 0)  # vertex 0 has fairseq's row 2
+        named[f"decoder.{ours}.weight"] = table.roll(-2, 0)  # fairseq's positions begin at row 2, ours at row 0
     for index in range(layers):
         place = f"decoder.layers.{index}"
         for attention in ("self_attn", "encoder_attn"):
@@ -283,13 +284,13 @@ def _needed(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _ranges(features: Mapping[str, Any]) -> dict[str, Any]:
-    """The ranges of pitch and energy in config.yaml, as numbers: YAML reads 1e-8 as text."""
+    """Return the ranges of pitch and energy in config.yaml, as numbers: YAML reads 1e-8 as text."""
     names = ("pitch_min", "pitch_max", "energy_min", "energy_max")
     return {name: float(features[name]) for name in names if name in features}
 
 
 def _check_features(features: Mapping[str, Any]) -> None:
-    """Raise InputError for mels of another kind than the paper's."""
+    """Raise InputError for mels of another kind than the paper's. features: the settings in config.yaml."""
     paper = {"sample_rate": 22_050, "hop_length": 256, "n_fft": 1024, "win_length": 1024, "f_min": 20, "f_max": 8000}
     for name, wanted in paper.items():
         if features.get(name, wanted) != wanted:
@@ -300,7 +301,7 @@ def _check_features(features: Mapping[str, Any]) -> None:
 
 
 def _statistics(path: Path) -> tuple[Tensor, Tensor]:
-    """Means and deviations of the mels, (80,) each."""
+    """Read the means and deviations of the mels, (80,) each, from fairseq's statistics file."""
     with damaged(f"`source` must hold global statistics of mels, but '{path}' does not"):
         with np.load(path, allow_pickle=False) as stored:
             mean, std = (torch.from_numpy(np.asarray(stored[name], dtype=np.float32)) for name in ("mean", "std"))
@@ -327,7 +328,7 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def _beside(folder: Path, name: Any) -> Path:
-    """The file of this name in the folder: paths in config.yaml are those of the machine that trained."""
+    """Return the file in the folder with the last part of `name`: config.yaml has paths of the machine that trained."""
     path = folder / Path(str(name)).name
     if not path.is_file():
         raise InputError(f"`source` must hold {path.name}, but '{folder}' does not. Copy it there.")

@@ -18,7 +18,7 @@ from mmdec.checks.weights import check_finite_weights, read_pickle, read_weights
 from mmdec.nn.conformer import from_fairseq2, to_fairseq2
 from mmdec.types import InputError
 
-PREFIX = "encoder."  # of the encoder in a DASpeech network
+PREFIX = "encoder."  # how the encoder's tensor names begin in a DASpeech network
 
 
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:

@@ -16,7 +16,7 @@ from mmdec.checks.weights import PICKLES, read_settings
 from mmdec.types import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # the first in an installed wheel, the second in a checkout
+FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # in an installed wheel, and in a checkout
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -26,18 +26,19 @@ log = logging.getLogger(__name__)
 
 
 def model_folders() -> tuple[Path, ...]:
-    """The folders that hold the shipped models."""
+    """Return the folders that hold the shipped models."""
     return FOLDERS
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Names of the shipped models with this system or transformers model type; None: of all shipped models."""
+    """Return the names of the shipped models with this system or transformers model type; None: of all shipped
+    models."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
-    """The system or transformers model type in a model's config.json; "" if there is none."""
+    """Return the system or transformers model type in a model's config.json; "" if there is none."""
     try:
         config = read_settings(directory / "config.json")
     except InputError:
@@ -92,7 +93,8 @@ def drafter_by_name(
 def drafter_path(
     source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
 ) -> Path:
-    """The folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle").
+    """Return the folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one
+    ("vlm-scenes/eagle").
 
     Raises: InputError if there is none.
     """
@@ -120,7 +122,7 @@ def drafter_path(
 
 
 def drafter_folder(model: Path, name: str) -> Path | None:
-    """The folder of a model's drafter: inside the model's folder, or beside it as <model>-<name>."""
+    """Return the folder of a model's drafter: inside the model's folder, or beside it as <model>-<name>."""
     home = model.resolve()
     folders = (home / name, home.with_name(f"{home.name}-{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
@@ -134,7 +136,7 @@ def path_text(source: object, argument: str, rule: str) -> str:
     try:
         text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
         if isinstance(text, str) and text:
-            Path(text).exists()  # raises OSError if it is too long
+            Path(text).exists()  # a check: it raises OSError for a name that is too long
             return text
     except (OSError, TypeError, ValueError):
         pass
@@ -143,14 +145,14 @@ def path_text(source: object, argument: str, rule: str) -> str:
 
 @final
 class Version(NamedTuple):
-    """Identifies the content of a path at one time."""
+    """A key that identifies the content of a path at one time."""
 
     path: str
     changed: int  # modification time in ns of the newest file; 0: there is no file
 
 
 def version(source: str | os.PathLike[str]) -> Version:
-    """A key for the current content of a directory, file or name; it changes when files are rewritten."""
+    """Return a `Version`: a key for the current content of a directory, file or name, new when files are rewritten."""
     path = Path(source)
     if not path.exists():
         return Version(os.fspath(source), 0)
@@ -204,16 +206,16 @@ class LoadedModels(Generic[Model]):
     """A cache of loaded models, one version of each. Threads that ask for the same model wait until it is loaded."""
 
     def __init__(self) -> None:
-        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # key with paths in place of versions -> (key, model)
+        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # key without versions -> (whole key, model)
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
-        """A copy is empty: a lock cannot be copied, and models would be in memory twice."""
+        """Make a copy empty: a lock cannot be copied, and models would be in memory twice."""
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
         """Return the model with this key. If it is not loaded yet, drop the model that was loaded from other versions
-        of the same paths, then call `read`."""
+        of the same paths, then call `read` to load it."""
         place = _without_versions(key)
         with self._lock:
             if place in self._models and self._models[place][0] != key:
@@ -224,7 +226,7 @@ class LoadedModels(Generic[Model]):
 
 
 def _without_versions(key: Hashable) -> Hashable:
-    """Replace each `Version` in a key by its path."""
+    """Replace each `Version` in a key by its path, so that all versions of a model have one key."""
     if isinstance(key, Version):
         return key.path
     return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

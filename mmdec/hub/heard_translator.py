@@ -45,11 +45,11 @@ from mmdec.types import InputError
 LAYOUT = "pieces"
 TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
-NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}  # optional: French, English
+NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}  # optional files: French, English
 MOST_ENTRIES = 4_000_000  # maximum number of n-gram entries
 NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
 POSITIONS = "encoder.embed_positions.weight"  # the same sinusoids in every Whisper, so they are not stored
-MOST_POSITIONS = 1500  # a Whisper's window of 30 s
+MOST_POSITIONS = 1500  # encoder positions of Whisper's window of 30 s
 
 
 @final
@@ -63,28 +63,28 @@ class HeardParts:
     model: HeardTranslator
     voice: PhoneVoice
     vocoder: nn.Module
-    pieces: Pieces  # the head's French pieces
-    english: Pieces  # the decoders' English pieces
-    phones: tuple[str, ...]  # the voice's phones, in the order of their ids
+    pieces: Pieces  # French pieces, the CTC head's vocabulary
+    english: Pieces  # English pieces, the decoders' vocabulary
+    phones: tuple[str, ...]  # phones that the voice reads, in the order of their ids
     speller: Speller
-    pronunciation: Path  # the speller's file
+    pronunciation: Path  # the file of the speller, which turns English text into phones
     decoding: Decoding
-    name: str  # name of the folder
-    folder: Path | None = None  # the folder they were loaded from
+    name: str  # name of the model's folder
+    folder: Path | None = None  # the folder that all this was loaded from
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """All modules that have weights."""
+        """Return all modules that have weights."""
         return self.model, self.voice, self.vocoder
 
     @property
     def mels(self) -> MelKind:
-        """The kind of mels between voice and vocoder."""
+        """Return the kind of mels between voice and vocoder."""
         return OURS
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The English pieces, in the order of their ids."""
+        """Return the English pieces, in the order of their ids."""
         return tuple(self.english.names)
 
     def heard(self, text: str) -> list[int]:
@@ -137,17 +137,18 @@ def save_heard(
 
 
 def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderConfig) -> None:
-    """Write the encoder's weights, matrices in 8 bits, without the position embeddings that every Whisper has.
+    """Write the encoder's weights: matrices in 8 bits, without the position embeddings, which every Whisper shares.
 
     state: tensors by name; each name begins with "encoder.".
     """
-    if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # half precision rounds them
+    if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # not equal: half precision rounds them
         del state[POSITIONS]
     save_file(packed_rows(state), folder / "encoder.safetensors")
 
 
 def packed_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`pack_rows` on the CPU. Raises MmdecError for weights that are not finite, or too large for half precision."""
+    """Pack matrices into 8 bits by `pack_rows`, on the CPU. state: tensors by name. Raises MmdecError for weights that
+    are not finite, or too large for half precision."""
     packed = pack_rows({name: tensor.cpu() for name, tensor in state.items()})
     check_half(packed)
     return packed
@@ -162,7 +163,7 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
     encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
     state, spoken_state = (unpack_rows(read_weights(files)) for files in ([encoder, rest], [spoken]))
     for weights in (state, spoken_state):
-        check_finite_weights(weights, directory)  # a scale may be too large for its row
+        check_finite_weights(weights, directory)  # weights in 8 bits times a damaged scale may overflow
     check_counts(config["architecture"], state)
     check_counts(config["voice"], spoken_state)
     sizes = HeardTranslatorConfig.from_dict(config["architecture"])
@@ -211,7 +212,7 @@ def _read_ngram(directory: Path, file: str, pieces: int) -> PieceNGram:
 
 
 def table(directory: Path, name: str, special: tuple[str, ...]) -> Pieces:
-    """Read the pieces in a file. Raises InputError if they do not begin with the special ones."""
+    """Read the pieces in the file `name`. Raises InputError if they do not begin with the pieces `special`."""
     file = inside(directory / name)
     pieces = Pieces.read(file)
     if tuple(pieces.names[: len(special)]) != special:

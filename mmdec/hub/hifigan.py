@@ -74,7 +74,7 @@ def _read(folder: Path) -> HifiGanVocoder:
     config = settings.from_dict({name: value for name, value in described.items() if name not in NOT_FOLLOWED})
     if MELS_KEY in described:
         usual = MelKind(**described[MELS_KEY])
-    rate = described.get("sampling_rate", usual.sample_rate)  # some configurations lack it
+    rate = described.get("sampling_rate", usual.sample_rate)  # some published configurations lack the rate
     if rate != usual.sample_rate:
         raise InputError(
             f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
@@ -101,7 +101,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
     """Read the authors' generator file, with config.json beside it: the generator, and its kind of mels.
 
-    Raises: InputError as for `convert`.
+    Raises: InputError for another generator, and for mels that cannot be computed from mmdec's.
     """
     if not path.is_file() or not path.with_name("config.json").is_file():
         raise InputError(
@@ -119,7 +119,8 @@ def describe(vocoder: HifiGanVocoder) -> dict[str, Any]:
 
 
 def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
-    """Make a translator's own HiFi-GAN, with its own kind of mels. Raises InputError if the weights do not fit."""
+    """Make a translator's own HiFi-GAN, with its own kind of mels, from config.json's entry and tensors by name. Raises
+    InputError if the weights do not fit."""
     if described["model_type"] != FastSpeech2ConformerHifiGanConfig.model_type:
         raise ValueError(f"its vocoder is a {described['model_type']!r:.60}")
     config = FastSpeech2ConformerHifiGanConfig(**{name: described[name] for name in SIZES})
@@ -129,7 +130,7 @@ def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Pat
 
 
 def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """The generator in the authors' file, and its kind of mels."""
+    """Return the generator in the authors' file, and its kind of mels."""
     if str(described.get("resblock", "1")) != "1":
         raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
     windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
@@ -172,7 +173,8 @@ def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
-    """Raise InputError if the generator's hop or number of bands does not fit its mels."""
+    """Raise InputError unless the generator takes mmdec's number of bands, and gives `hop` samples (`factor`) a
+    frame."""
     if bands != MELS:
         raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")
     if factor != hop:

@@ -30,7 +30,7 @@ from mmdec.types import InputError
 
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # any one shows a tokenizer
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # one of them is enough
 
 
 @final
@@ -68,7 +68,7 @@ def load_language_model(
 
 
 def is_language_model(directory: Path) -> bool:
-    """Whether config.json in `directory` is that of a causal language model of transformers."""
+    """Return whether config.json in `directory` is that of a causal language model of transformers."""
     config_type = _config_type(directory)
     return config_type is not None and config_type in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -88,7 +88,7 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
 def read_network(
     directory: Path, config_type: Any, network: Any, what: str, argument: str = "model"
 ) -> PreTrainedModel:
-    """Load a network of these classes, in float32 on the CPU and in evaluation mode. what: its kind, for messages."""
+    """Load a folder's network in float32 on the CPU, in evaluation mode. what: its kind, for messages."""
     settings = read_settings(directory / "config.json", argument)
     with damaged(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
         config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
@@ -100,7 +100,7 @@ def read_network(
 
 
 def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model's folder; None if there is none. Raises InputError if it is damaged."""
+    """Return the tokenizer of a model's folder; None if there is none. Raises InputError if it is damaged."""
     if directory is None or not any((directory / name).is_file() for name in TOKENIZERS):
         return None
     with damaged(f"`model` must have a whole tokenizer, but that in '{directory}' is damaged"):
@@ -108,7 +108,7 @@ def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
 
 
 def _config_type(directory: Path) -> type[PreTrainedConfig] | None:
-    """The configuration class in transformers; remote code is not considered."""
+    """Return transformers' configuration class for a folder, by its config.json; code in the folder is never run."""
     model_type = kind(directory)
     listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` finds nothing, because its entries load lazily
     return CONFIG_MAPPING[model_type] if listed else None

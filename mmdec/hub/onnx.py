@@ -88,7 +88,7 @@ class GraphForExport(nn.Module):
         d, last = self.decoder.config.d_model, vertices[-1]
         tokens = torch.where(vertices == last, EOS, torch.where(vertices == 0, BOS, UNK))
         x = math.sqrt(d) * self.decoder.embed_tokens(tokens) + _sinusoids(vertices, d)
-        end = torch.ones_like(states[0, :, 0]).sum() - 1  # the last place
+        end = torch.ones_like(states[0, :, 0]).sum() - 1  # last state's index: a number would be fixed in the export
         point = torch.minimum(vertices * (end / last.clamp(min=1)), end)
         low = point.floor()
         copied = self.copy(states)[0]

@@ -35,7 +35,7 @@ PATHS = re.compile(
 
 
 def stamp(device: torch.device | None) -> dict[str, Any]:
-    """The command, versions, commit (and whether files differ from it), date and device, as JSON.
+    """Describe this run as JSON: command, versions, commit (and whether files differ from it), date, device.
 
     device: where the work ran; None if unknown. Paths are relative to the checkout.
     """
@@ -53,7 +53,7 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
 def hardware(
     *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
 ) -> dict[str, Any]:
-    """The machine and settings of a measurement: `stamp`, and the arguments.
+    """Describe a measurement as JSON: what `stamp` returns (command, versions, commit), the machine, and the arguments.
 
     device, dtype: device and dtype of the model's weights; None if unknown. batch: recordings or prompts per batch, or
         several such numbers.
@@ -71,7 +71,7 @@ def hardware(
 
 
 def surroundings() -> dict[str, Any]:
-    """Versions and devices, as JSON."""
+    """Return the versions and devices, as JSON."""
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
@@ -93,7 +93,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each safetensors file in a model's folder: path relative to the folder -> digest."""
+    """Return the SHA-256 of each safetensors file in a model's folder: path relative to the folder -> digest."""
     hashes = {}
     for path in sorted(folder.rglob("*.safetensors")):
         with open(path, "rb") as file:
@@ -137,14 +137,14 @@ def _portable_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _device_name(device: torch.device | None) -> str | None:
-    """A GPU's name, else the device's type."""
+    """Return a GPU's name, else the device's type."""
     if device is None or device.type != "cuda":
         return None if device is None else str(device)
     return torch.cuda.get_device_name(device)
 
 
 def _cpu() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     name = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if not information.is_file():
@@ -154,18 +154,18 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
-    """The checkout's commit; None for an installed wheel, even inside another repository."""
+    """Return the checkout's commit; None for an installed wheel, even inside another repository."""
     return (_git("rev-parse", "HEAD") or "").strip() or None
 
 
 def _uncommitted() -> bool | None:
-    """Whether files of the package differ from the commit. None outside a checkout."""
+    """Return whether files of the package differ from the commit. None outside a checkout."""
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return None if changes is None else bool(changes.strip())
 
 
 def _git(*words: str) -> str | None:
-    """The output of git in this checkout; None without git or a checkout, or after an error."""
+    """Return the output of git in this checkout; None without git or a checkout, or after an error."""
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return None

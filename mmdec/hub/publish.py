@@ -27,11 +27,11 @@ from mmdec.types import InputError
 
 PROVENANCE = "provenance.json"
 MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+_HERE, _EXCHANGE = -100, 2  # Linux's constants AT_FDCWD and RENAME_EXCHANGE
 
 
 def new_folder(directory: str | os.PathLike[str]) -> Path:
-    """The path of a folder to write. Raises InputError if it exists and is not empty."""
+    """Return the path of a folder to write. Raises InputError if it exists and is not empty."""
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
@@ -64,7 +64,7 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:
-    """Write provenance.json: how the weights were trained, and this run's command, versions and commit.
+    """Write provenance.json: how the weights were trained (`training`), and this run's command, versions and commit.
 
     device: the device of the weights.
     """
@@ -88,7 +88,7 @@ def keep_card(old: Path, fresh: Path) -> None:
 
 
 def same_weights(old: Path, fresh: Path) -> bool:
-    """Whether both folders hold the same weights, byte for byte."""
+    """Return whether both folders hold the same weights, byte for byte."""
     return old.is_dir() and weights(old) == weights(fresh)
 
 
@@ -128,7 +128,8 @@ def push_folder(
 ) -> str:
     """Upload a folder to the hub in one commit; creates the repository if needed.
 
-    folder: the local folder. repo_id: "owner/name". private, token, revision, commit_message: as for huggingface_hub.
+    folder: the local folder. repo_id: "owner/name". private: whether a new repository is private. token: access token.
+        revision: the branch; None: the main one. commit_message: the commit's title.
     Returns: the commit's address.
     Raises: InputError if the hub refuses or cannot be reached.
     """
@@ -162,7 +163,7 @@ def put(fresh: Path, folder: Path, aside: Path) -> None:
             os.replace(fresh, folder)
             return
         except OSError:
-            if not folder.is_dir():  # otherwise another process has created it meanwhile
+            if not folder.is_dir():  # if it is one, another process has created it meanwhile
                 raise
     if _exchange(fresh, folder):
         shutil.rmtree(fresh)

@@ -44,16 +44,16 @@ from mmdec.types import InputError
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
 LAYER = "layers.0."
-# tensors that are not read: copies of the target's, or computed ones
+# tensors that are left out: copies of the target's, or those that are computed anew
 UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
-DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors of a network that is not EAGLE-3's
-MUSE = "muse_glimmer_assistant"  # the one class of DFlash that transformers has
-VISION = ("vision_config", "mm_vision_tower")  # settings that only models with images have
-PLAIN_ROPE = ("default", "mrope")  # in a text, M-RoPE's three positions are equal
+DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors that mark a folder without named kind as DFlash's
+MUSE = "muse_glimmer_assistant"  # model_type of transformers' only class of DFlash
+VISION = ("vision_config", "mm_vision_tower")  # settings that show that the target reads images
+PLAIN_ROPE = ("default", "mrope")  # equal in a text: there, M-RoPE's three positions are the same
 SCALED_ROPE = ("linear", "llama3", "yarn")
 # speculators' and z-lab's other drafters: {name in config.json: how people call it}
 OTHERS = {
@@ -66,7 +66,8 @@ OTHERS = {
 
 
 def drafts_published(folder: Path, argument: str) -> str:
-    """The kind of drafter in a published folder: "network" (for `read_published`), "medusa", or "" for anything else.
+    """Return the kind of drafter in a published folder: "network" (for `read_published`), "medusa", or "" for anything
+    else.
 
     Raises: InputError for a drafter that is known and not supported.
     """
@@ -90,7 +91,7 @@ def read_published(
         code is not run.
     system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
     vocab_size: the target's vocabulary size, if its embedding was extended after training.
-    target_tokens: the same, for a folder that does not say it (transformers' own DFlash).
+    target_tokens: the target's vocabulary size, for a folder that does not say it (transformers' own DFlash).
     Raises: InputError for an unsupported layout, and for a tensor that the layout does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
@@ -117,15 +118,15 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
     if name == "vispec":
         sizes["queries"] = len(state["imadpt.q"])
     if name == "msd":
-        sizes["visual_token"] = "next"  # the published training and decoding use this layout
+        sizes["visual_token"] = "next"  # as in MSD's published training and decoding
     kind = network_class(name)
     network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
     return network.to(state["fc.weight"].dtype)
 
 
 def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
-    """The drafter's kind by speculators' names ("dflash", "eagle3", ...), from its config or tensors; "" if the config
-    names none and the tensors are not DFlash's."""
+    """Return the drafter's kind by speculators' names ("dflash", "eagle3", ...), from its config or tensors; "" if the
+    config names none and the tensors are not DFlash's."""
     kind = str(described.get("speculators_model_type") or "")
     if not kind and not any(EAGLE3.fullmatch(name) for name in names):
         architectures = " ".join(map(str, described.get("architectures") or ())).lower()
@@ -151,7 +152,7 @@ def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: 
 
 
 def _system(checkpoint: Checkpoint) -> System:
-    """The drafter's name. Raises InputError, with the reason, for an unsupported layout."""
+    """Return the drafter's name. Raises InputError, with the reason, for an unsupported layout."""
     state = checkpoint.state
     rule = "hold an EAGLE, MSD or ViSpec network"
     if "fc_gate.weight" in state or "A" in state:
@@ -170,7 +171,8 @@ def _system(checkpoint: Checkpoint) -> System:
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A decoder layer's settings: `transformer_layer_config` (speculators), `text_config`, or the whole config."""
+    """Return a decoder layer's settings: `transformer_layer_config` (speculators), `text_config`, or the whole
+    config."""
     settings = dict(checkpoint.described)
     for name in ("text_config", "transformer_layer_config"):
         own = checkpoint.described.get(name)
@@ -179,7 +181,7 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _attention(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of the first layer, from its shapes and the number of heads."""
+    """Return the sizes of the first layer, from its shapes and the number of heads."""
     heads = settings.get("num_attention_heads")
     rows = checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[0]
     if type(heads) is not int or heads < 1 or rows % heads:
@@ -200,7 +202,7 @@ def _attention(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str,
 
 
 def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
-    """The base of the rotations, and their settings. Raises InputError for another kind."""
+    """Return the base of the rotations, and their settings. Raises InputError for another kind."""
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     if kind not in kinds:
@@ -213,7 +215,7 @@ def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str,
 
 
 def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Fields of EAGLE-1/2's configuration: from shapes, or from the config if shapes do not show them."""
+    """Return the fields of EAGLE-1/2's configuration: from shapes, or from the config if shapes do not show them."""
     state, settings = checkpoint.state, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     if joined != 2 * size:
@@ -249,7 +251,7 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
 
 
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Fields of EAGLE-3's configuration."""
+    """Return the fields of EAGLE-3's configuration."""
     state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     target = described.get("target_hidden_size") or size
@@ -325,7 +327,7 @@ def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int |
 
 
 def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Fields of DFlash's configuration."""
+    """Return the fields of DFlash's configuration."""
     state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}  # by default
@@ -348,7 +350,7 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         )
     theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
-        theta = 5e5  # the class's own default
+        theta = 5e5  # the default base of transformers' class
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
     if type(vocabulary) is not int:
@@ -379,7 +381,7 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 
 
 def _dflash_layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """The indices of the target's layers that DFlash reads, see the module's docstring; () for the default."""
+    """Return the indices of the target's layers that DFlash reads, see the module's docstring; () for the default."""
     name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.described else "target_layer_ids"
     least, ids = int(name.startswith("aux")), options.get(name)
     if ids is None and not least:
@@ -415,7 +417,7 @@ def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 
 def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, tensor: str) -> bool:
-    """Whether the folder holds a norm's weights. flag: the option in its config. tensor: the weights' name.
+    """Return whether the folder holds a norm's weights. flag: the option in its config. tensor: the weights' name.
 
     Raises: InputError if the two contradict each other.
     """
@@ -430,7 +432,8 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
 
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The indices of the target's layers that the network reads, see the module's docstring; () for the default."""
+    """Return the indices of the target's layers that the network reads, see the module's docstring; () for the
+    default."""
     name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.described.get("eagle_config")
     ids = checkpoint.described.get(name)
     outputs = False
@@ -448,7 +451,8 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tables between the draft vocabulary and the target's: `d2t` as offsets, and `t2d`; {} if both are the same.
+    """Return the tables between the draft vocabulary and the target's: `d2t` as offsets, and `t2d`; {} if both are the
+    same.
 
     Raises: InputError if they are missing, or contradict each other.
     """
@@ -466,7 +470,7 @@ def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, T
     else:
         ids = given.long() + own
         if known is not None and not _agree(ids, known) and _agree(given.long(), known):
-            ids = given.long()  # some files hold the tokens themselves
+            ids = given.long()  # some files hold the target's token ids themselves, not offsets
     fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
     if not fits or (known is not None and not _agree(ids, known)):
         raise checkpoint.fail(
@@ -480,6 +484,6 @@ def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, T
 
 
 def _agree(ids: Tensor, known: Tensor) -> bool:
-    """Whether ids (D,) are exactly the tokens that known (V,) bool marks."""
+    """Return whether ids (D,) are exactly the tokens that known (V,) bool marks."""
     inside = int(ids.min()) >= 0 and int(ids.max()) < len(known)
     return inside and int(known.sum()) == len(ids.unique()) and bool(known[ids].all())

@@ -68,8 +68,8 @@ def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any
 
 
 def tokenizer_of(model: PreTrainedModel) -> Any:
-    """The tokenizer in the folder, or in the local copy of the hub's repository, that a model was loaded from; None if
-    there is none."""
+    """Return the tokenizer in the folder, or in the local copy of the hub's repository, that a model was loaded from;
+    None if there is none."""
     source = source_of(model)
     with _lock:
         if model not in _tokenizers or _tokenizers[model][0] != source:
@@ -87,7 +87,7 @@ def _read_tokenizer(folder: Path | None, source: str) -> Any:
 
 
 def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
-    """Whether the small model's ids mean other words to the target."""
+    """Return whether the small model's ids mean other words to the target."""
     with _lock:
         known = _known.setdefault(network, WeakKeyDictionary())
         if model not in known or known[model][0] is not own or known[model][1] is not theirs:

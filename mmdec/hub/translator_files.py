@@ -101,7 +101,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
-    """The vocoder's entry in config.json, which `read_vocoder` reads."""
+    """Return the vocoder's entry in config.json, which `read_vocoder` reads."""
     if isinstance(vocoder, Vocoder):
         return asdict(vocoder.config)
     from mmdec.hub.hifigan import describe

@@ -72,12 +72,12 @@ class LoadedVlm:
 
     @property
     def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
+        """Return the processor's tokenizer."""
         return self.processor.tokenizer
 
     @property
     def image_token(self) -> str:
-        """The placeholder of an image in a text."""
+        """Return the placeholder of an image in a text."""
         return cast(Any, self.processor).image_token
 
 
@@ -120,7 +120,8 @@ def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: s
 
 
 def _writes(processor: Any, token: int) -> bool:
-    """Whether the processor writes this token for an image (in some, it differs from the placeholder in the text)."""
+    """Return whether the processor writes this token for an image (in some, it differs from the placeholder in the
+    text)."""
     picture = to_pil(np.full((64, 64, 3), 128, np.uint8))
     try:
         made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
@@ -154,7 +155,7 @@ def read_model(directory: Path) -> PreTrainedModel:
 
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
-    """The configuration and model classes in transformers; remote code is not considered."""
+    """Return the configuration and model classes in transformers; remote code is not considered."""
     model_type = kind(directory)
     listed = model_type in CONFIG_MAPPING
     config_type = CONFIG_MAPPING[model_type] if listed else None
@@ -188,7 +189,7 @@ def read_processor(directory: Path) -> ProcessorMixin:
 
 
 def _has_video(kind: type[ProcessorMixin]) -> bool:
-    """Whether the processor has a part for video, and reads pictures without it."""
+    """Return whether the processor has a part for video, and reads pictures without it."""
     try:
         return "video_processor" in kind.get_attributes() and kind.__name__ not in NEED_VIDEO
     except ImportError:  # the class itself needs a package
@@ -196,7 +197,7 @@ def _has_video(kind: type[ProcessorMixin]) -> bool:
 
 
 def _processor_type(directory: Path) -> type[ProcessorMixin]:
-    """The class that a folder's settings name, else the one that transformers knows for the model."""
+    """Return the class that a folder's settings name, else the one that transformers knows for the model."""
     settings = directory / "processor_config.json"
     named = read_settings(settings).get("processor_class") if settings.is_file() else None
     if isinstance(named, str) and named.endswith("Processor") and isinstance(getattr(transformers, named, None), type):

@@ -82,17 +82,17 @@ class LoadedWhisper:
 
     @property
     def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
+        """Return the processor's tokenizer."""
         return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
 
     @property
     def extractor(self) -> Any:
-        """The processor's feature extractor."""
+        """Return the processor's feature extractor."""
         return self.processor.feature_extractor
 
     def read_drafter(self, folder: Path) -> Drafter:
-        """The drafter in a folder, on the model's device and in its precision; loaded once, and again if its files have
-        changed. Raises InputError if the folder holds none that fits."""
+        """Return the drafter in a folder, on the model's device and in its precision; loaded once, and again if its
+        files have changed. Raises InputError if the folder holds none that fits."""
         return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
@@ -124,7 +124,8 @@ class LoadedWhisper:
         return self.read_drafter(folder)
 
     def drafter_folder(self, name: str) -> Path:
-        """The folder of the model's own drafter with weights, such as "ctc". Raises InputError if it has none."""
+        """Return the folder of the model's own drafter with weights, such as "ctc". Raises InputError if it has
+        none."""
         folder = None if self.directory is None else drafter_folder(self.directory, name)
         if folder is None:
             where = f"'{self.directory}' has none" if self.directory is not None else "it was loaded by its user"

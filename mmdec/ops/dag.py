@@ -32,9 +32,9 @@ from mmdec.types import InputError
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
-CONSERVED = 1e-9  # the maximum difference from 1 of the sum of a token's probabilities over the vertices
-TINY = 2.3e-308  # about the smallest normal float64
-TRUSTED = 640.0  # maximum gap of a sample that the fast scan computes accurately, see `scaled`
+CONSERVED = 1e-9  # a token's probabilities over the vertices sum to 1 up to this; else the fast scan lost too much
+TINY = 2.3e-308  # about the smallest normal float64, in place of a divisor of 0
+TRUSTED = 640.0  # maximum gap (`scaled`), a logarithm, up to which the fast scan is accurate
 
 
 def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, gra
             return best_alignment_triton(match, links, last, ends)
         batch, steps, size = match.shape
         match, links = masked_inputs(match, links, last, ends)
-        sources = links.transpose(1, 2).contiguous()  # (B, L, L), [j, i]
+        sources = links.transpose(1, 2).contiguous()  # (B, L, L), [b, j, i]: the link from vertex i to j
         best = torch.full_like(match, NEG_INF)
         best[:, 0, 0] = match[:, 0, 0]
         for t in range(1, steps):
@@ -105,7 +105,7 @@ def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, gra
         # only vertices on the path need their predecessor: take the argmax while backtracing, over (B, L)
         row = torch.arange(batch, device=match.device)
         possible = best[row, last, ends] > NEG_INF
-        alignment = match.new_full((batch, size + 1), -1, dtype=torch.long)  # column `size` collects unused steps
+        alignment = match.new_full((batch, size + 1), -1, dtype=torch.long)  # the extra column collects unused steps
         vertex = ends
         for t in range(steps - 1, -1, -1):
             used = possible & (last >= t)
@@ -212,7 +212,7 @@ def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device
 
 
 def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Links (B, L, L) with -inf for impossible jumps: backward, in place, from or to padding."""
+    """Return the links (B, L, L) with -inf for impossible jumps: backward, in place, from or to padding."""
     return forget_impossible_(links.clone(), graph_lengths)
 
 
@@ -226,7 +226,7 @@ def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
 
 
 class Posterior(NamedTuple):
-    """Results of the forward-backward pass, all float64; all zero for an impossible sample."""
+    """Results of the forward-backward pass, float64. Posteriors of an impossible sample are 0."""
 
     log_prob: Tensor  # (B,), -inf where no path emits the target
     vertices: Tensor  # (B, M, L), P(y_t is emitted by v_j | Y)
@@ -234,10 +234,11 @@ class Posterior(NamedTuple):
 
 
 def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Match and links as float64, with -inf where no complete path can pass (too early, too late, padding)."""
+    """Return `match` and `links` as float64, with -inf where no complete path can pass (too early, too late,
+    padding)."""
     steps = torch.arange(match.size(1), device=match.device)
     vertex = torch.arange(match.size(2), device=match.device)
-    # token t is on vertex t at the earliest, and leaves room for later tokens
+    # each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token
     earliest = vertex >= steps[:, None]  # (M, L)
     latest = vertex <= (ends - last)[:, None, None] + steps[:, None]  # (B, M, L)
     possible = earliest & latest & (steps <= last[:, None])[:, :, None]
@@ -245,7 +246,7 @@ def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> t
 
 
 def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, counted: bool = True) -> Posterior:
-    """Run forward-backward.
+    """Compute log P(Y | X) and the posteriors of vertices and links by the forward-backward algorithm.
 
     match: (B, M, L) float. links: (B, L, L) float. last, ends: (B,) indices of the last token and the last vertex.
     counted: whether link counts are needed; without them the pass is faster and leaves them 0.
@@ -254,7 +255,7 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
         return _one_by_one(match, links, last, ends, vertices=True, counted=counted)
     match, links = masked_inputs(match, links, last, ends)
     result, trusted = scaled(match, links, last, ends)
-    doubtful = (~trusted).nonzero().squeeze(1)  # the only synchronisation of the pass
+    doubtful = (~trusted).nonzero().squeeze(1)  # the only step of the pass that waits for the GPU
     if len(doubtful) == 0:
         return result
     repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
@@ -262,7 +263,9 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
 
 
 def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Return log P (B,) float64 alone; on a CPU in half of `forward_backward`'s time. The inputs are the same."""
+    """Return log P (B,) float64 alone; on a CPU in half of `forward_backward`'s time. last, ends: (B,) indices of
+    the last token and the last vertex.
+    """
     if match.device.type == "cpu":
         return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
     return forward_backward(match, links, last, ends).log_prob
@@ -271,14 +274,14 @@ def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 def _one_by_one(
     match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
 ) -> Posterior:
-    """Process each sample alone on a CPU, cropped to its lengths; inaccurate ones are recomputed by `exact`.
+    """Run `forward_backward` for each sample alone on a CPU, cropped to its lengths; `exact` repeats inaccurate ones.
 
     vertices, counted: whether posteriors and link counts are needed; without them these results are empty tensors.
     """
     batch, steps, size = match.shape
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
     lengths = list(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True))
-    alone = lengths == [(steps, size)] and steps <= size  # then this sample's results are those of the batch
+    alone = lengths == [(steps, size)] and steps <= size  # a batch of one whole sample: its results need no copies
     found = torch.zeros(batch, steps if vertices and not alone else 0, size, dtype=torch.float64)
     counts = torch.zeros(batch, size if counted and not alone else 0, size, dtype=torch.float64)
     for row, (tokens, width) in enumerate(lengths):
@@ -339,7 +342,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # (2B, M)
 
     row = torch.arange(batch, device=match.device)
-    arrivals = match.new_zeros(steps, 2 * batch, size)  # alpha before the token is emitted
+    arrivals = match.new_zeros(steps, 2 * batch, size)  # alpha of each token before its emission is multiplied in
     arrivals[0, :batch, 0] = 1.0
     arrivals[0, batch + row, ends] = 1.0
     states = arrivals.clone()  # after the emission, divided by the maximum
@@ -358,7 +361,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     arrival_scale = torch.cat([torch.zeros_like(start)[:, None], scale[:, :-1] + link_top.repeat(2)[:, None]], 1)
 
     def tokens(values: Tensor) -> Tensor:
-        """The mirrored half of a buffer (M, 2B, L), put back into the order of tokens: (B, M, L)."""
+        """Return the mirrored half of a buffer (M, 2B, L), put back into the order of tokens: (B, M, L)."""
         half = values[:, batch:].transpose(0, 1)
         return half.gather(1, mirror[:, :, None].expand(batch, steps, half.size(2)))
 
@@ -379,7 +382,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # (B, M)
     gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
-    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # in both directions
+    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # accurate only if both directions are
     trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
     # Each token is emitted by one vertex, so its posteriors must sum to 1. If float64 lost states at a vertex in both
     # directions, log P is still right, but the posteriors are not.
@@ -388,7 +391,9 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
 
 
 def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
-    """Run the slow scan on masked float64 inputs: in log space, accurate for every input."""
+    """Run the slow scan on masked float64 inputs: in log space, accurate for every input. last, ends: (B,) indices of
+    the last token and the last vertex.
+    """
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
     shift = _finite(log_prob)[:, None, None]  # an impossible sample has no finite alpha + beta: exp gives 0
     vertices = (alpha + beta - shift).exp()
@@ -400,7 +405,7 @@ def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior
 
 
 def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log alpha (with the emission) and log beta (without it), both (B, M, L), and log P (B,)."""
+    """Return log alpha (with the emission at the vertex) and log beta (without it), both (B, M, L), and log P (B,)."""
     steps = match.size(1)
     row = torch.arange(match.size(0), device=match.device)
     alpha = torch.full_like(match, NEG_INF)
@@ -420,18 +425,18 @@ def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 
 
 def _log_sum(scores: Tensor) -> Tensor:
-    """Log-sum-exp over the last axis; -inf where every score is."""
+    """Return the log-sum-exp over the last axis; -inf where every score is."""
     top = _finite(scores.amax(-1, keepdim=True))
     return (scores - top).exp_().sum(-1).log_() + top.squeeze(-1)
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Replace -inf by 0, so that the value can be subtracted from another -inf without giving NaN."""
+    """Replace -inf in a tensor by 0, so that the value can be subtracted from another -inf without giving NaN."""
     return values.masked_fill(values == NEG_INF, 0.0)
 
 
 def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log-probabilities of a target's tokens on every vertex, without a log-softmax of the whole vocabulary.
+    """Return log-probabilities of a target's tokens on every vertex, without a log-softmax of the whole vocabulary.
 
     logits: (B, L, V) of the vertices. targets: (B, M) tokens, 0 .. V - 1.
     Returns: (B, M, L) log P(y_t | v_j), float32 at least. Differentiable once, in the logits. On a GPU it reads

@@ -19,8 +19,8 @@ from torch import Tensor
 from mmdec.ops.dag import checked_lengths
 from mmdec.ops.dag_decode import LatticePath
 
-TEXTS, TOKENS, JUMPS = 5, 3, 5  # texts kept on a vertex, tokens that it may emit, and jumps from it
-LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # log-probability of a token and of a jump that are followed
+TEXTS, TOKENS, JUMPS = 5, 3, 5  # at each vertex, the maximum number of texts, of tokens to emit, and of jumps
+LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # minimum log-probability of a token and of a jump
 WEIGHT, BONUS = 0.7, 3.0
 BOS, EOS = 0, 2  # <s> and </s>, the tokens of the first and the last vertex
 
@@ -40,10 +40,10 @@ class TokenNGram(Protocol):
 class _Text:
     """A text that ends on a vertex."""
 
-    chance: float  # log-probability of all its paths together
-    known: float  # log-probability by the n-gram
+    chance: float  # log of the summed probabilities of all paths to this text
+    known: float  # the text's log-probability by the n-gram
     best: float  # log-probability of its likeliest path
-    vertices: tuple[int, ...]  # the likeliest path
+    vertices: tuple[int, ...]  # vertices of its likeliest path
 
 
 def beam_path(
@@ -130,7 +130,7 @@ def _search(
                         longer,
                         _Text(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
                     )
-        kept[vertex] = {}  # no later jump leads to it
+        kept[vertex] = {}  # frees memory: no later jump leads to this vertex
     if not kept[end]:
         return [(-math.inf, (), _Text(-math.inf, 0.0, -math.inf, ()))]
     return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
@@ -145,7 +145,7 @@ def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | Non
 
 
 def _keep(texts: dict[tuple[int, ...], _Text], text: tuple[int, ...], new: _Text) -> None:
-    """Add the paths of `new` to those of the same text."""
+    """Add the paths of `new` to those of the same text: the chances are summed."""
     old = texts.get(text)
     if old is None:
         texts[text] = new

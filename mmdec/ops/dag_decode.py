@@ -38,7 +38,7 @@ class LatticePath:
     beams: Tensor | None = None  # (B,) the score of a beam search, over all paths to the text; None: there was none
 
     def select(self, rows: Tensor) -> "LatticePath":
-        """The paths with these row numbers (N,), in that order."""
+        """Return the paths with these row numbers (N,), in that order."""
         beams = None if self.beams is None else self.beams[rows]
         return LatticePath(self.tokens[rows], self.vertices[rows], self.lengths[rows], self.scores[rows], beams)
 
@@ -46,7 +46,7 @@ class LatticePath:
 @final
 @dataclass(frozen=True)
 class PathOptions:
-    """The options of `decode_lattice`, where each is explained."""
+    """Options of path search: weights, lengths and end tokens; `decode_lattice` explains each."""
 
     lookahead_weight: float = 1.0
     length_penalty: float = 1.0
@@ -98,7 +98,9 @@ def decode_lattice(
 
 
 def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
-    """Each vertex's best token and its log-probability s_j, both (B, L). The end vertices' may be fixed."""
+    """Return each vertex's best token and its log-probability s_j, both (B, L). ends: (B,) last vertices. bos, eos:
+    fixed tokens of the first and the last vertex, or None.
+    """
     best, choices = emissions.max(2)
     row = torch.arange(len(ends), device=ends.device)
     if eos is not None:
@@ -117,7 +119,7 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
     """
     favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
     top, jump = forget_impossible_(favourite, ends + 1).max(2)
-    # the last vertex stays in place; dead ends jump to it
+    # dead ends jump to the last vertex, so that every path ends there
     jump = torch.where(top == NEG_INF, ends[:, None], jump)  # (B, L)
     vertices = torch.zeros_like(jump[:, :1])
     while vertices.size(1) < links.size(1):
@@ -128,7 +130,8 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
 
 
 def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
-    """Find the best path for every length, then the best length. Returns vertices (B, K) and lengths (B,).
+    """Find the best path for every length up to `longest`, then the best length, each score divided by the length to
+    the power of `penalty`. Returns vertices (B, K) and lengths (B,).
 
     gains: (B, L), the score that a path gets for visiting a vertex. Only scores (longest, B, L) are stored; backtracing
         recomputes the predecessors of the vertices on the path.
@@ -139,13 +142,13 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
     table = links.new_full((longest, batch, size), NEG_INF)
     table[0, :, 0] = gains[:, 0]
     for t in range(1, longest):
-        # vertex t is the first that t jumps can reach
+        # each jump leads to a later vertex, so t jumps end on vertex t or later
         scores = sources[:, t:, t - 1 :] + table[t - 1, :, None, t - 1 :]
         table[t, :, t:] = scores.amax(2) + gains[:, t:]
     finals = table[:, row, ends].t()  # (B, longest)
     count = torch.arange(1, longest + 1, device=links.device)
     top, chosen = (finals / count.to(finals.dtype) ** penalty).max(1)
-    stranded = top == NEG_INF  # without a path, jump to the last vertex
+    stranded = top == NEG_INF  # no path of any length reaches the end: jump to the last vertex
     lengths = torch.where(stranded, (ends + 1).clamp(max=2), chosen + 1)
 
     width = int(lengths.max())
@@ -159,7 +162,9 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
 
 
 def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Tensor:
-    """Log P(A, Y | X) (B,): every emission and every jump of the path, all of which lead forwards."""
+    """Return log P(A, Y | X) (B,): the sum over the path's emissions and jumps. best: (B, L), emissions. inside: (B, K)
+    bool, False beyond the path.
+    """
     emitted = best.gather(1, vertices).masked_fill(~inside, 0.0).sum(1)
     row = torch.arange(len(links), device=links.device)[:, None]
     jumps = links[row, vertices[:, :-1], vertices[:, 1:]].masked_fill(~inside[:, 1:], 0.0).sum(1)
@@ -169,11 +174,13 @@ def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Te
 def _collapse(
     tokens: Tensor, vertices: Tensor, lengths: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keep one vertex for each run of equal tokens, aligned left; the width stays the same."""
+    """Keep one vertex for each run of equal tokens, aligned left; the width K stays the same. inside: (B, K) bool,
+    False beyond the path.
+    """
     last = (lengths - 1)[:, None]  # (B, 1)
     keep = inside.clone()
     keep[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
-    # the run that ends the path keeps its last vertex instead of its first
+    # the run that ends the path keeps its last vertex, because a path must end there
     differs = inside & (tokens != tokens.gather(1, last))
     later = differs.flip(1).cumsum(1).flip(1)  # number of later tokens that differ from the last one
     keep &= later > 0
@@ -193,7 +200,7 @@ def _collapse(
 
 
 def _checked(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
-    """Check all arguments except the lengths. Returns the graph size L."""
+    """Check all arguments except the lengths. how: the options. Returns the number L of vertices."""
     if strategy not in get_args(LatticeStrategy):
         strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
         raise InputError(f'`strategy` must be one of {strategies}, but is {strategy!r}. The default is "lookahead".')

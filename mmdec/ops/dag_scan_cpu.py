@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-EVERY = 4  # steps between two divisions by the maximum
+EVERY = 4  # steps between two divisions of a state by its maximum, which keep it in float64's range
 DRIFT = 60.0  # maximum fall of a state between two such divisions, as a logarithm
 TRUSTED = 640.0 - DRIFT
 LARGEST = 700.0  # maximum logarithm of a factor: exp overflows at 709
 STRIP = 128  # rows of the links that are processed together, without their columns on the left
 NEG_INF = -math.inf
-# constants of `scan_vertices`:
+# the constants below are those of `scan_vertices`
 BLOCK = 48  # vertices in a block: larger blocks take less time, but allow their states to fall less
 AT_ONCE = 8192  # maximum numbers in a block's states: from 9216 on, OpenBLAS uses a second thread for a vector product
 HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, the token gets a new unit
@@ -53,7 +53,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 
 
 def _few_tokens(steps: int, size: int) -> bool:
-    """Whether one large product for each token is cheaper than one small product for each vertex.
+    """Return whether one large product for each token is cheaper than one small product for each vertex.
 
     Measured: starting a large product costs as much as 10,000 pairs of vertices; a small product costs 12,000.
     """
@@ -61,7 +61,7 @@ def _few_tokens(steps: int, size: int) -> bool:
 
 
 def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool, counted: bool) -> Sample | None:
-    """`scan`, token by token, for exponentiated links, which are overwritten if they are counted.
+    """Do what `scan` does, token by token, with exponentiated links, which are overwritten if they are counted.
 
     Token t is on one of the vertices t .. t + R, R = L - M, so a state is a row of R + 1 numbers, and the links from
     token t to t + 1 are a window that moves down the matrix's diagonal by one. All windows are views made by one call;
@@ -83,7 +83,7 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     onward = _run(windows, emission, None)
     if onward is None:
         return None
-    scale = [tops[0] - link_top]  # log of the factor that restores each state
+    scale = [tops[0] - link_top]  # log of the factor by which each state was divided
     for k in range(1, steps):
         scale.append(scale[-1] + onward.factors[k] + tops[k])
     final = float(onward.states[-1, -1])
@@ -143,11 +143,12 @@ def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -
 
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
-    """exp of all forward links (L, L) float64, divided by the largest (at least 1); and the log of that divisor."""
+    """Return exp of all forward links (L, L) float64, divided by the largest (at least 1); and the log of that
+    divisor."""
     link_top = float(links.amax())
-    if not link_top <= 0.0:  # the lower triangle may hold anything
+    if not link_top <= 0.0:  # an entry below the diagonal, which is no link, may be the largest
         link_top = float(links.triu(1).amax())
-    link_top = max(link_top, 0.0)  # only the scale depends on it
+    link_top = max(link_top, 0.0)  # its value does not matter: it only sets the scale
     weights = torch.empty(links.shape, dtype=torch.float64).copy_(links)
     for row in range(0, len(weights), STRIP):
         strip = weights[row : row + STRIP, row:]
@@ -159,7 +160,7 @@ def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
 
 
 def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = EVERY) -> States | None:
-    """All states of one direction: backward if `arrivals` are given (they are filled), else forward.
+    """Return all states of one direction: backward if `arrivals` are given (they are filled), else forward.
 
     Returns None if a state is 0 or falls below the floating-point range.
     """
@@ -203,7 +204,7 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
 
 
 def _window(full: Tensor, room: int) -> Tensor:
-    """A view (T, R) of a contiguous (T, L) matrix: row t from column t on."""
+    """Return a view (T, R) of a contiguous (T, L) matrix: row t from column t on."""
     return full.as_strided((full.shape[0], room), (full.shape[1] + 1, 1), full.storage_offset())
 
 
@@ -229,7 +230,8 @@ class _Sweep(NamedTuple):
 
 
 def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
-    """`scan` vertex by vertex: the states of all tokens at once, (L, M). The caller has switched off NumPy's warnings.
+    """Do what `scan` does, vertex by vertex: the states of all tokens at once, (L, M). The caller has switched off
+    NumPy's warnings.
 
     match: (M, L) in any float dtype. weights: (L, L), exponentials of links over that of link_top, above the diagonal;
         they are overwritten if links are counted.
@@ -243,7 +245,7 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
     block whose numbers are far from 1. The largest unit that a token ever had bounds what was lost.
     """
     emission, match_top, mean = _emissions(match)
-    tops = match_top + link_top  # best gain of a jump to a token and its emission
+    tops = match_top + link_top  # upper bound of what a jump and the emission of its token add
     units = match_top + np.log(mean)
     units[1:] += link_top
     onward = _sweep(weights, emission, onward=True)
@@ -291,7 +293,7 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
 
 
 def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
-    """Emissions (L, M) divided by each token's mean, 0 where no path passes.
+    """Return the emissions (L, M) divided by each token's mean, 0 where no path passes.
 
     Also returns, (M,) each, the log of each token's best emission, and the mean as a share of the best one.
     """
@@ -381,7 +383,7 @@ class _Block:
         self._views = list(zip(self.jumps, to, self.arrivals, self.emitted, self.rows, strict=True))
 
     def views(self, count: int) -> list[tuple[Vector, Vector, Vector, Vector, Vector]]:
-        """Views of the first `count` rows in scan order: jumps, where arrivals are written, where they are read,
+        """Return views of the first `count` rows in scan order: jumps, where arrivals are written, where they are read,
         emissions, states."""
         return self._views[:count][:: 1 if self.onward else -1]
 
@@ -392,12 +394,12 @@ class _Block:
         """
         count = len(links)
         self.jumps[:count, :count] = links.T if self.onward else links
-        self.staying.fill(1.0)  # keeps what has arrived from other blocks
+        self.staying.fill(1.0)  # factor 1 keeps what has arrived from other blocks
         np.multiply(emitted, ratio, out=self.emitted[:count])
 
 
 def _units(peaks: Vector) -> Vector:
-    """Each token's largest state; for a token without one, a value between its neighbours'."""
+    """Return each token's largest state; for a token without one, a value between its neighbours'."""
     reached = peaks.nonzero()[0]
     return np.exp(np.interp(np.arange(len(peaks)), reached, np.log(peaks[reached])))
 

@@ -24,14 +24,14 @@ from torch.autograd.function import once_differentiable
 from mmdec.ops.kernels import launch
 
 NEG_INF = float("-inf")
-NARROW, WIDE = 32, 128  # vertices that a program computes, and vertices that it reads at a time
+NARROW, WIDE = 32, 128  # number of vertices that a program computes, and that it reads at a time
 TOKENS = 64  # target tokens that a program processes at a time
 VOCABULARY = 2048  # logits read at a time
 
 
 @triton.jit
 def _log_add(top, total, scores, AXIS: tl.constexpr):
-    """One step of the running log-sum-exp, over AXIS of scores."""
+    """Add scores, over their axis AXIS, to a running log-sum-exp of maximum `top` and sum `total` relative to it."""
     new_top = tl.maximum(top, tl.max(scores, AXIS))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp(scores - tl.expand_dims(shift, AXIS))
@@ -40,7 +40,7 @@ def _log_add(top, total, scores, AXIS: tl.constexpr):
 
 @triton.jit
 def _log(top, total):
-    """The log-sum-exp; -inf if nothing was added."""
+    """Return the running log-sum-exp of maximum `top` and relative sum `total`; -inf if nothing was added."""
     return tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
@@ -54,7 +54,7 @@ def _alpha_step(
     row = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     final, end = tl.load(last + row), tl.load(ends + row)
-    # a path is on vertex t at the earliest, and leaves room for later tokens
+    # each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token
     open_j = (j >= t) & (j <= end - final + t) & (t <= final)
     here = alpha + row * a_b + t * a_t
     emitted = tl.load(match + row * m_b + t * m_t + j * m_j, mask=open_j, other=float("-inf")).to(tl.float32)
@@ -167,7 +167,8 @@ def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: t
 
 
 def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
-    """Compute alpha (B, M, L) float32; -inf where no path passes. best: scores of the best path instead of sums."""
+    """Compute alpha (B, M, L) float32; -inf where no path passes. last, ends: (B,) last token and vertex. best: scores
+    of the best path instead of sums."""
     batch, steps, size = match.shape
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps):
@@ -179,7 +180,7 @@ def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bo
 
 
 def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute beta (B, M, L) float32; -inf where no path passes."""
+    """Compute beta (B, M, L) float32; -inf where no path passes. last, ends: (B,) last token and vertex."""
     batch, steps, size = match.shape
     beta = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps - 1, -1, -1):
@@ -191,7 +192,7 @@ def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
 
 
 def final_scores(alpha: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Return alpha (B,) of each sample's last token on its last vertex."""
+    """Return alpha (B,) of each sample's last token (index `last`) on its last vertex (index `ends`)."""
     return alpha[torch.arange(len(alpha), device=alpha.device), last, ends]
 
 
@@ -251,7 +252,7 @@ def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) ->
 
 
 def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute the paper's posterior (B, M, L) float32, without gradient; 0 for an impossible sample."""
+    """Compute the paper's posterior P(v_j emits y_t | X, Y), (B, M, L) float32; 0 for an impossible sample."""
     alpha = alphas(match, links, last, ends)
     log_prob = final_scores(alpha, last, ends)
     shift = log_prob.masked_fill(log_prob == NEG_INF, 0.0)[:, None, None]
@@ -313,7 +314,7 @@ def _gather_gradient(
         v = begin + tl.arange(0, BLOCK_V)
         x = tl.load(row_logits + v * x_v, mask=v < vocabulary, other=0.0).to(tl.float32)
         tl.store(row_out + v, (-total * tl.exp(x - log_total)).to(out.dtype.element_ty), mask=v < vocabulary)
-    tl.debug_barrier()  # the whole row is written before single tokens are overwritten
+    tl.debug_barrier()  # wait until the whole row is written: single tokens are overwritten next
     for begin in range(0, tokens, BLOCK_M):
         m = begin + tl.arange(0, BLOCK_M)
         token = tl.load(targets + m, mask=m < tokens, other=-1)
@@ -358,5 +359,6 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_triton(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute `log_softmax_gather` of logits (B, L, V) and targets (B, M). Returns (B, M, L) float32."""
+    """Compute the targets' (B, M) log-probabilities on every vertex, from logits (B, L, V). Returns (B, M, L)
+    float32."""
     return _Gather.apply(logits, targets)

@@ -14,7 +14,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-PART = 512  # rows that are checked at once, so that they stay in the cache
+PART = 512  # rows of weights that are split at once, so that they stay in the processor's cache
 SHIFT = 2.0**11  # scales the rest, which a weight's first half-precision number leaves, to about the weight's own size
 
 

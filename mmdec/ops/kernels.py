@@ -28,12 +28,12 @@ CAPABILITY = (8, 0)  # minimum compute capability: the kernels use bfloat16 prod
 
 
 def interpreted() -> bool:
-    """Whether kernels of this process run in Triton's interpreter."""
+    """Return whether kernels of this process run in Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton_version() -> str | None:
-    """The installed Triton's version; None if it is not installed."""
+    """Return the installed Triton's version; None if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -41,12 +41,12 @@ def triton_version() -> str | None:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether operators use kernels for tensors on this device."""
+    """Return whether operators use kernels for tensors on this device."""
     return device.type == "cuda" and why_not(device.index) is None
 
 
 def graphs_why_not(device: torch.device) -> str | None:
-    """The reason why passes on this device are not replayed as CUDA graphs; None if they are."""
+    """Return the reason why passes on this device are not replayed as CUDA graphs; None if they are."""
     if os.environ.get("MMDEC_GRAPHS") == "0":
         return "MMDEC_GRAPHS=0 keeps them off"
     if not torch.cuda.is_available():
@@ -56,7 +56,7 @@ def graphs_why_not(device: torch.device) -> str | None:
 
 @cache
 def why_not(index: int | None = None) -> str | None:
-    """The reason why kernels do not run on the GPU with this index, as text for people; None if they do."""
+    """Return the reason why kernels do not run on the GPU with this index, as text for people; None if they do."""
     if os.environ.get("MMDEC_KERNELS") == "0":
         return "MMDEC_KERNELS=0 keeps them off"
     installed = triton_version()
@@ -85,7 +85,7 @@ def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
 
     def on_device(*arguments: Any, **options: Any) -> None:
         device: torch.device = arguments[0].device
-        if device.type != "cuda":  # the interpreter
+        if device.type != "cuda":  # Triton's interpreter runs on the CPU: there is no GPU to choose
             start(*arguments, **options)
             return
         with torch.cuda.device(device):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdec.ops.kernels import runs_on
 
-PATH = 64  # columns that the kernel reads before it writes
+PATH = 64  # maximum columns of a row that the kernel reads before it writes, so that they may move anywhere
 
 
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
@@ -30,7 +30,7 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move columns with two plain copies for each row: on a CPU, a third of the time of indexing."""
+    """Move columns as `kv_gather` does, with two copies for each row: on a CPU, in a third of the time of indexing."""
     for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
         first = next((step for step, column in enumerate(path) if column != begin + step), len(path))
         if first < len(path):
@@ -40,7 +40,7 @@ def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move columns of all rows in a few launches, for a GPU without the kernel."""
+    """Move columns as `kv_gather` does, all rows in a few launches, for a GPU without the kernel."""
     moves = [
         (row, column, begin + step)
         for row, (path, begin) in enumerate(zip(columns, begins, strict=True))
@@ -54,7 +54,8 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
 
 
 def fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
-    """Whether the kernel can move these columns: they are few enough to be read at once, or ascend and move down."""
+    """Return whether the kernel can move these columns: they are few enough to be read at once, or ascend and move
+    down."""
     for path, begin in zip(columns, begins, strict=True):
         ascending = all(a < b for a, b in pairwise(path))
         if len(path) > PATH and not (ascending and path[0] >= begin):

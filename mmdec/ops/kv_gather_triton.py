@@ -40,14 +40,14 @@ def _move(
         source = tl.load(sources + row * longest + step, mask=step < count, other=0).to(tl.int64)
         target = (begin + step).to(tl.int64)
         bits = tl.load(cells + source[:, None] * column_stride + d[None] * width_stride, mask=mask, other=0)
-        tl.debug_barrier()  # all reads of the program come before its first write
+        tl.debug_barrier()  # wait: source and target overlap, so all reads must come before the first write
         tl.store(cells + target[:, None] * column_stride + d[None] * width_stride, bits, mask=mask)
         tl.debug_barrier()
 
 
 def kv_gather_triton(kv: Tensor | Sequence[Tensor], columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Do the same as `kv_gather`. kv: (..., B, H, S, D), or one tensor (B, H, S, D) per layer. Requires
-    `fits(columns, begins)`.
+    """Move row r's `columns[r]` to the columns from `begins[r]` on, as `kv_gather` does. kv: (..., B, H, S, D), or one
+    tensor (B, H, S, D) per layer. Requires `fits(columns, begins)`.
 
     Leading columns that are in place already are skipped; if all are, nothing is launched.
     """

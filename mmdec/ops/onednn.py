@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROWS = 250  # rows of scores computed at once, so that they stay in the processor's cache
-MANY = 64  # rows from which attention is faster here
+MANY = 64  # minimum number of queries for which this attention is faster than torch's
 BUILT_IN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 Activation = Literal["none", "gelu"]
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is exported or
-    computed in another precision."""
+    """Return whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is
+    exported or computed in another precision."""
     return (
         BUILT_IN
         and not torch.compiler.is_exporting()
@@ -58,7 +58,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     batch, heads, count, size = queries.shape
-    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # the next layer reads (B, N, heads, D)
+    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # stored as the next layer reads it: (B, N, heads, D)
     for row in range(batch):
         for head in range(heads):
             own, key = queries[row, head].contiguous(), keys[row, head].contiguous()

@@ -18,7 +18,7 @@ def set_own_threads(count: int) -> None:
     if count == torch.get_num_threads():
         return
     with _setting, ThreadPoolExecutor(1) as other:
-        later = other.submit(torch.get_num_threads).result()  # what a new thread has
+        later = other.submit(torch.get_num_threads).result()  # the number that a new thread starts with
         torch.set_num_threads(count)
         other.submit(torch.set_num_threads, later).result()
 

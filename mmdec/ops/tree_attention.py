@@ -35,17 +35,17 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 class TreeMask:
     """Which columns the nodes of one pass see; shared by all layers."""
 
-    starts: Tensor  # (B,) int64, a row's first column
-    ends: Tensor  # (B,) int64, the column after its last
-    ancestors: Tensor  # (B, N, N) bool: node j is i or an ancestor of i
-    additive: Tensor  # (B, 1, N, S + N): the same as a mask, 0 where seen, else the dtype's least number
+    starts: Tensor  # (B,) int64, each row's first column that is no padding
+    ends: Tensor  # (B,) int64, the column after each row's last one
+    ancestors: Tensor  # (B, N, N) bool, [b, i, j]: node j is i or an ancestor of i
+    additive: Tensor  # (B, 1, N, S + N): all this as a mask: 0 where seen, else the dtype's least number
     window: int | None = None  # positions that a node sees, its own included; None: all
     kernel: bool = True  # whether starts, ends, ancestors and window describe all of `additive`: the kernel reads these
     _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
     _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
     def packed(self, group: int) -> Tensor:
-        """`additive` repeated for the query heads of one key head: (B, 1, group * N, S + N)."""
+        """Return `additive` repeated for the `group` query heads of one key head: (B, 1, group * N, S + N)."""
         if group == 1:
             return self.additive
         if group not in self._packed:
@@ -55,7 +55,7 @@ class TreeMask:
     def within(
         self, size: int, *, chunks: bool = False, first: int = 0, counted: tuple[Tensor, Tensor] | None = None
     ) -> TreeMask:
-        """The same mask for layers that see only a part of the text.
+        """Return the same mask for layers that see only a part of the text.
 
         size: positions that a node sees, its own included; with `chunks`, positions of a chunk, counted from the row's
             start: a node sees its own chunk.
@@ -79,7 +79,7 @@ class TreeMask:
         return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain)
 
     def bits(self) -> PackedTree:
-        """The mask in the kernel's format, computed once."""
+        """Return the mask in the kernel's format, computed once."""
         from mmdec.ops.tree_attention_triton import PackedTree
 
         if not self._bits:
@@ -97,7 +97,7 @@ def tree_mask(
     ragged: bool = True,
     window: int | None = None,
 ) -> TreeMask:
-    """Make the mask of a pass.
+    """Make the mask of a pass: a node sees its row's columns before the tree, its ancestors, and itself.
 
     starts, ends: (B,) each row's first column and the column after its last. ancestors: (B, N, N) bool.
     columns: S, the shared columns before the nodes. dtype: the additive mask's dtype.
@@ -118,7 +118,7 @@ def tree_mask(
 
 
 def _padded_rows(mask: Tensor) -> Tensor:
-    """A copy of a mask (..., S + N) whose rows begin at multiples of 8 numbers, as fused GPU kernels need."""
+    """Return a copy of a mask (..., S + N) whose rows begin at multiples of 8 numbers, as fused GPU kernels need."""
     width = mask.shape[-1]
     rows = torch.zeros(*mask.shape[:-1], -(-width // 8) * 8, dtype=mask.dtype, device=mask.device)[..., :width]
     return rows.copy_(mask)
@@ -160,7 +160,7 @@ def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tupl
 
 
 def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:
-    """A slow reference for tests: computes one node at a time from starts, ends and ancestors."""
+    """Compute the same slowly, as a reference for tests: one node at a time, from starts, ends and ancestors."""
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     columns, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
     for row, (start, end) in enumerate(zip(tree.starts.tolist(), tree.ends.tolist(), strict=True)):

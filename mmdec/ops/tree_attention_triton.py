@@ -23,18 +23,18 @@ from torch import Tensor
 from mmdec.ops.kernels import interpreted, launch
 
 NODES = 128  # maximum nodes of a tree; larger ones use torch
-BLOCK_N = 64  # columns read at a time
+BLOCK_N = 64  # columns of keys that a program reads at a time
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
 class PackedTree:
-    """A tree in the kernel's format: see above."""
+    """A tree in the kernel's format: each node's ancestors are bits of 32-bit words."""
 
-    starts: Tensor  # (B,) int32
-    ends: Tensor  # (B,) int32
-    words: Tensor  # (B, N, W) int32
-    depths: Tensor  # (B, N) int32
+    starts: Tensor  # (B,) int32, each row's first column
+    ends: Tensor  # (B,) int32, the column after each row's last one
+    words: Tensor  # (B, N, W) int32, bit j of a node's W words: whether it sees node j
+    depths: Tensor  # (B, N) int32, number of each node's ancestors
 
     @classmethod
     def of(cls, starts: Tensor, ends: Tensor, ancestors: Tensor) -> PackedTree:
@@ -54,7 +54,9 @@ class PackedTree:
 
 @triton.jit
 def _online(scores, values, top, total, acc, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
-    """One step of the running softmax, in base 2: scores (R, C), values (C, D); top, total (R,), acc (R, D)."""
+    """Add scores (R, C) and values (C, D) to a running softmax in base 2: maximum `top` and sum `total` (R,), weighted
+    values `acc` (R, D).
+    """
     new_top = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores - shift[:, None])
@@ -77,7 +79,8 @@ def _attend(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of a key head's packed queries over one split; split number `splits` is the tree."""
+    """Compute attention of one block of a key head's packed queries over one split; split number `splits` is the
+    tree."""
     block, split = tl.program_id(0), tl.program_id(1)
     row, head = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     packed = GROUP * nodes
@@ -236,6 +239,6 @@ def tree_attention_triton(
 
 
 def _splits(programs: int, columns: int, device: torch.device) -> int:
-    """Number of splits: two programs a multiprocessor, at least four blocks of columns each, at most 32."""
+    """Return the number of splits: two programs a multiprocessor, at least four blocks of columns each, at most 32."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(-(-2 * units // programs), columns // (4 * BLOCK_N), 32))

@@ -23,19 +23,19 @@ from mmdec.phonetics.lexicon import PAUSE, ApproximateLexicon, pronounce, read_l
 from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.types import InputError
 
-TRIGRAMS = 40_000  # maximum trigrams
-BEAM = 16  # maximum states per phone position
+TRIGRAMS = 40_000  # maximum trigrams of the language model, which bound its file's size
+BEAM = 16  # maximum states of the beam search at each phone position
 MARGIN = 12.0  # nats: states further below the best one of their position are dropped
-MARK_ELSEWHERE = 4.0  # cost in nats of a mark without a spoken pause
+MARK_ELSEWHERE = 4.0  # cost in nats of a punctuation mark where no pause is spoken
 OTHER_KIND = 5.0  # cost in nats of a comma that turns a statement into a question, or back
-BARE_PAUSE = 6.0  # cost in nats of a pause without a mark
+BARE_PAUSE = 6.0  # cost in nats of a spoken pause without a punctuation mark
 NEXT_SENTENCE = 3.0  # cost in nats of each further sentence in a recording
 TRUST = 8.0  # bonus in nats of an exact segmentation, because wrong phones seldom spell words
 IMPROBABLE = 3.0  # nats per token: if an exact segmentation is less probable, others are tried
 EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # maximum cost of a word's wrong phones: base in nats, plus slope in nats per phone
 FAR_BELOW = -1e9
 UNSEEN = 7.0  # maximum cost in nats of a word's wrong phones if it forms no known bigram
-CANDIDATES = 80  # maximum approximate words per phone position
+CANDIDATES = 80  # maximum words at each phone position that match only approximately
 MAX_PHONES = 20_000
 
 Match = tuple[int, str, float]  # end position, word, cost in nats
@@ -146,7 +146,7 @@ class WordDecoder:
             score, tokens = max((score, tokens), self._search(phones, matches.__getitem__, unseen))
             if tokens:
                 return render(tokens)
-            base, slope, unseen = 2 * base, 2 * slope, 4 * unseen  # wide enough that every span matches some word
+            base, slope, unseen = 2 * base, 2 * slope, 4 * unseen  # wider limits, until every span matches some word
 
     def _exact(self, phones: Sequence[str]) -> Callable[[int], Iterable[Match]]:
         def at(start: int) -> Iterator[Match]:
@@ -163,8 +163,8 @@ class WordDecoder:
     def _search(
         self, phones: Sequence[str], matches: Callable[[int], Iterable[Match]], unseen: float
     ) -> tuple[float, list[str]]:
-        """Find the best path. Returns (score, tokens), or (-inf, []) if there is none. A word that costs more than
-        `unseen` must form a known bigram."""
+        """Find the best sequence of words and marks for the phones by beam search. Returns (score, tokens), or (-inf,
+        []) if there is none. A word that costs more than `unseen` must form a known bigram."""
         model, end = self._model, len(phones)
         beams: list[dict[str, tuple[float, Chain]]] = [{} for _ in range(end + 1)]
         opening = model.advance("", START)
@@ -225,8 +225,8 @@ class WordDecoder:
         matches: Iterable[Match],
         unseen: float,
     ) -> None:
-        """Append words to the beams. A word whose phones were all deleted does not advance the position; it is tried
-        once per state and position."""
+        """Append the words that match at `position` to the beams. A word whose phones were all deleted does not advance
+        the position; it is tried once per state and position."""
         model = self._model
         ordered = sorted(matches, key=lambda match: match[2])
         nearest = [match for match in ordered if match[2] <= unseen][:CANDIDATES]
@@ -243,7 +243,7 @@ class WordDecoder:
                 seen = distant.keys() & {word for row, _ in rows[:-1] for word in row} if distant else ()
                 for stop, word, cost in joined(nearest, *(distant[word] for word in seen)):
                     value = score - cost
-                    if value < floors[stop]:  # further probabilities only lower it
+                    if value < floors[stop]:  # too low already, and further probabilities only lower it
                         continue
                     for row, weight in rows:
                         if word in row:
@@ -260,13 +260,13 @@ class WordDecoder:
             states = still
 
     def _pruned(self, beam: dict[str, tuple[float, Chain]]) -> list[tuple[str, float, Chain]]:
-        """The best states of a position, best first."""
+        """Return the best states of a position, best first."""
         states = sorted(((context, *entry) for context, entry in beam.items()), key=lambda state: -state[1])[:BEAM]
         return [state for state in states if state[1] > states[0][1] - MARGIN]
 
 
 def _kind(chain: Chain) -> str:
-    """The mark that will close the current sentence, according to its latest mark; "" without one."""
+    """Return the mark that will close the current sentence, according to its latest mark; "" without one."""
     while chain is not None and not is_mark(chain[0]):
         chain = chain[1]
     return "" if chain is None else chain[0][-1] if chain[0][-1] in CLOSING else ""
@@ -295,7 +295,8 @@ def tokenize(text: str) -> list[str]:
 
 
 def render(tokens: Iterable[str]) -> str:
-    """The inverse of `tokenize`, with a capital at the start of each sentence. A sentence's last mark closes it."""
+    """Return the inverse of `tokenize`, with a capital at the start of each sentence. A sentence's last mark closes
+    it."""
     text, pending, start = "", "", True
     for token in tokens:
         if token in CLOSING:
@@ -309,7 +310,7 @@ def render(tokens: Iterable[str]) -> str:
 
 
 def is_mark(token: str) -> bool:
-    """Whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
+    """Return whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
     return token[0] in CLOSING + INNER
 
 
@@ -336,5 +337,5 @@ def case_of_stem(word: str, used: Collection[str]) -> str:
 
 
 def _shouted(word: str) -> bool:
-    """Whether the word has a capital anywhere in a sentence, such as I, I'd, TV."""
+    """Return whether the word has a capital anywhere in a sentence, such as I, I'd, TV."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())

@@ -18,9 +18,9 @@ from mmdec.types import InputError
 
 PAUSE = "pau"  # the phone of silence, as flite writes it
 MAX_FILE_BYTES = 16 * 2**20
-SUBSTITUTION = 7.0  # cost between unrelated phones
-INSERTION = 6.0  # cost of an extra phone
-DELETION = 6.0  # cost of a missing phone
+SUBSTITUTION = 7.0  # cost in nats of one phone for an unrelated one
+INSERTION = 6.0  # cost in nats of an extra phone
+DELETION = 6.0  # cost in nats of a missing phone
 FAR = 1e4  # stands for infinity, whose differences would be NaN
 STARTS = 64  # start positions matched at once, which bounds the memory
 # manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
@@ -42,7 +42,7 @@ VOWELS = {
 
 
 def spoken(phones: Sequence[str]) -> slice:
-    """The slice of the phones without the pauses at both ends; empty if there are only pauses."""
+    """Return the slice of the phones without the pauses at both ends; empty if there are only pauses."""
     kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
     return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 
@@ -79,7 +79,7 @@ def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, li
 
 
 def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """A word's pronunciations by its case-folded spelling, else those of its hyphenated parts."""
+    """Return a word's pronunciations by its case-folded spelling, else those of its hyphenated parts."""
     if word.casefold() in folded:
         return list(folded[word.casefold()])
     parts = [folded.get(part, ()) for part in word.casefold().split("-")]
@@ -87,7 +87,7 @@ def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> lis
 
 
 def substitution_cost(phone: str, other: str) -> float:
-    """Cost in nats if `other` was recognised instead of `phone`."""
+    """Return the cost in nats if `other` was recognised instead of `phone`."""
     if phone == other:
         return 0.0
     for table in (CONSONANTS, VOWELS):
@@ -129,7 +129,7 @@ class ApproximateLexicon:
         self._final = np.array([bool(words) for words in self._words])
         self._depth = max((len(phones) for phones, _ in entries), default=0)
         costs = [[substitution_cost(meant, heard) for heard in self._phones] for meant in self._phones]
-        # two more columns: an unknown phone, and the position after the last phone
+        # two more recognised "phones" are possible: an unknown one, and the position after the last one
         extra = np.tile(np.array([SUBSTITUTION, FAR]), (len(self._phones), 1))
         self._costs = np.concatenate((np.array(costs), extra), axis=1).astype(np.float32)  # (P, P + 2)
 

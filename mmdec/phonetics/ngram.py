@@ -25,7 +25,7 @@ Table = dict[str, dict[str, float]]
 
 @final
 class NGram:
-    """log P(word | context) with back-off.
+    """A language model: log P(word | context) with back-off to shorter contexts.
 
     successors: context -> {word: ln P}; the context "" holds the unigrams. backoff: context -> ln weight (0 if absent).
     """
@@ -38,12 +38,12 @@ class NGram:
 
     @property
     def vocabulary(self) -> frozenset[str]:
-        """Every token that may be predicted, the sentence end left out."""
+        """Return every token that may be predicted, the sentence end left out."""
         return frozenset(self.successors[""]) - {END, START}
 
     @property
     def beginning(self) -> str:
-        """The context at the beginning of a sentence."""
+        """Return the context at the beginning of a sentence."""
         return self.advance("", START)
 
     def score(self, context: str, word: str) -> float:
@@ -59,8 +59,8 @@ class NGram:
             context = shorter(context)
 
     def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
-        """The back-off rows from the longest context to the unigrams, each as (word -> ln P, ln back-off weight). A
-        word's probability is in the first row that contains it."""
+        """Return the back-off rows from the longest context to the unigrams, each as (word -> ln P, ln back-off
+        weight). A word's probability is in the first row that contains it."""
         rows, weight = [], 0.0
         while True:
             if context in self.successors:
@@ -97,8 +97,8 @@ class NGram:
         vocabulary: Iterable[str] = (),
         max_entries: int | Sequence[int] | None = None,
     ) -> NGram:
-        """Estimate the model. vocabulary: further tokens, which need not occur in the sentences. max_entries: maximum
-        entries of the top order, or of each order from 2."""
+        """Estimate the model from sentences of tokens. order: n. vocabulary: further tokens, which need not occur in
+        the sentences. max_entries: maximum entries of the top order, or of each order from 2."""
         counts = _continuation_counts(sentences, order)
         if not counts[0]:
             raise InputError("`sentences` must hold at least one token, but is empty. Give the training text.")
@@ -164,7 +164,7 @@ class NGram:
             self.backoff[context] = math.log(max(left, 1e-7) / max(below, 1e-7))
 
     def save(self, path: Path) -> None:
-        """Write the model as ARPA text: sorted, base 10, four decimals."""
+        """Write the model as ARPA text: sorted, logarithms of base 10 with four decimals."""
         levels: list[list[str]] = [[] for _ in range(self.order)]
         for context, followers in self.successors.items():
             for word, value in followers.items():
@@ -195,12 +195,12 @@ class NGram:
 
 
 def shorter(context: str) -> str:
-    """The context without its oldest token."""
+    """Return the context without its oldest token."""
     return context.partition(" ")[2]
 
 
 def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list[dict[str, Counter[str]]]:
-    """For each level: context -> counts. Raw counts at the top order and after a sentence's start.
+    """Count words after each context, for each order: raw counts at the top order and after a sentence's start.
 
     Lower orders count the number of different preceding tokens, as Kneser-Ney requires.
     """
@@ -224,8 +224,8 @@ def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list
 
 
 def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
-    """Compute the discounts of counts 0, 1, 2 and 3 or more. They are clipped, because generated text has unusual
-    counts of counts."""
+    """Compute Kneser-Ney's discounts of counts 0, 1, 2 and 3 or more from one order's counts. They are clipped, because
+    generated text has unusual counts of counts."""
     counts: Counter[int] = Counter()
     for followers in table.values():
         counts.update(min(count, 4) for count in followers.values())

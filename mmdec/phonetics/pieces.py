@@ -38,7 +38,7 @@ class Pieces:
 
     @property
     def names(self) -> list[str]:
-        """The pieces, in the order of their ids."""
+        """Return the pieces, in the order of their ids."""
         vocabulary = self.tokenizer.get_vocab()
         return sorted(vocabulary, key=vocabulary.__getitem__)
 

@@ -35,7 +35,7 @@ _SIGNS |= {"°F": "degrees fahrenheit", "°": "degrees"}
 _OTHERS = (
     "hundred dollars cents pounds pence penny euros yen sen point minus half halves quarter quarters thirds number oh"
 )
-# All words that figures and signs are replaced by: a lexicon should have them.
+# All words that figures and signs are replaced by: the speller pronounces them only if its lexicon has them.
 WORDS = frozenset(
     " ".join(
         [*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), _OTHERS, _O_CLOCK]
@@ -59,7 +59,7 @@ _RULES = re.compile(
 
 
 def cardinal(number: int) -> str:
-    """A number of at most 15 digits in words: 1234 -> "one thousand two hundred thirty four"."""
+    """Return a number of at most 15 digits in words: 1234 -> "one thousand two hundred thirty four"."""
     parts = []
     for name in _POWERS:
         number, rest = divmod(number, 1000)
@@ -83,7 +83,7 @@ def _below_thousand(number: int) -> str:
 
 
 def _number(digits: str) -> str:
-    """Digits as they are spoken: a year of four digits in pairs, a code (0042, or very long) one by one."""
+    """Return the digits as they are spoken: a year of four digits in pairs, a code (0042, or very long) one by one."""
     plain = digits.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain[0] == "0"):
         return " ".join(_SMALL[int(digit)] for digit in plain)
@@ -107,7 +107,7 @@ def _several(words: str) -> str:
 
 def _money(sign: str, amount: str, cents: str, scale: str) -> str:
     unit, small = _MONEY[sign]
-    if scale or (cents and len(cents) != 2):  # $1.5 million
+    if scale or (cents and len(cents) != 2):  # as in $1.5 million, where ".5" is no cents
         return f"{_decimal(amount, cents)}{scale} {_several(unit) if sign != '¥' else unit}"
     whole = f"{_number(amount)} {unit if amount == '1' or sign == '¥' else _several(unit)}"
     if not cents or cents == "00":
@@ -149,7 +149,7 @@ def _words(found: re.Match[str]) -> str:
 
 Phones = tuple[str, ...]
 MAX_CHARACTERS = 2000  # maximum characters of a text; the rest is ignored
-CLAUSE = ","  # the token at the end of a clause
+CLAUSE = ","  # the token that marks the end of a clause
 SILENT = "-"  # in a rule: the letter has no sound
 EDGE = "#"  # in a rule's context: the beginning or end of the word
 REACH = 4  # maximum letters of a rule's context on each side
@@ -164,7 +164,7 @@ _CLITICS = {"ll": ("ax", "l"), "ve": ("ax", "v"), "d": ("ax", "d"), "re": ("ax",
 ABBREVIATIONS = {"mr": "mister", "mrs": "missus", "ms": "miz", "dr": "doctor", "prof": "professor", "st": "saint"}
 ABBREVIATIONS |= {"jr": "junior", "sr": "senior", "vs": "versus", "mt": "mount"}
 _SAME = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l"})
-_NAME = "\x01"  # this sign after a letter means: read the letter's name
+_NAME = "\x01"  # marks a letter that is read by its name
 _SHORT = re.compile(rf"\b({'|'.join(ABBREVIATIONS)})\.(?=\s)|\b(?-i:No)\.(?=\s?[0-9])", re.IGNORECASE)
 _INITIALS = re.compile(r"\b(?:[a-zA-Z]\.){2,}|\b[A-Z]\.(?=\s[A-Z])")
 _TOKEN = re.compile(rf"[a-zA-Z]{_NAME}|[a-zA-Z]+(?:'[a-zA-Z]+){{0,2}}'?|[,;:.?!()\u2013\u2014\u2026\n]|\s-+\s|--+")
@@ -202,7 +202,7 @@ class Speller:
         return kept[spoken(kept)]
 
     def _tokens(self, text: str) -> Iterator[str]:
-        """Words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
+        """Return words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
         text = unicodedata.normalize("NFKD", text.translate(_SAME))
         text = "".join(sign for sign in text if not unicodedata.combining(sign))
         text = _SHORT.sub(lambda found: ABBREVIATIONS.get((found[1] or "").lower(), "number"), text)
@@ -221,17 +221,18 @@ class Speller:
                 yield word
 
     def word(self, word: str) -> Phones:
-        """The phones of one word in lower case, or of a letter's name ("b."): from the lexicon, else from its parts,
-        else by rules."""
+        """Return the phones of one word in lower case, or of a letter's name ("b."): from the lexicon, else from its
+        parts, else by rules."""
         listed = self.lexicon.get(word)
         if listed is None:
             listed = self._inflected(word) or self._compound(word) or self.by_rules(word)
         return listed
 
     def by_rules(self, word: str) -> Phones:
-        """The phones of a word from its letters alone. For each letter, the rule with the largest context is used."""
+        """Return the phones of a word from its letters alone. For each letter, the rule with the largest context is
+        used."""
         letters = "".join(_LETTERS.findall(word))
-        if not _VOWEL_LETTERS & set(letters):  # TV, FBI
+        if not _VOWEL_LETTERS & set(letters):  # no vowel, as in TV or FBI: read the letters' names
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
         padded = EDGE * REACH + letters + EDGE * REACH
         phones: list[str] = []
@@ -241,13 +242,13 @@ class Speller:
         return tuple(phones)
 
     def _inflected(self, word: str) -> Phones | None:
-        """The phones of a possessive, contraction, plural, past or -ing form of a word in the lexicon; None for other
-        words."""
+        """Return the phones of a possessive, contraction, plural, past or -ing form of a word in the lexicon; None for
+        other words."""
         stem, apostrophe, ending = word.rpartition("'")
         if apostrophe:
             said = self.word(stem) if stem else ()
             added = _plural(said) if ending == "s" else _CLITICS.get(ending) or (self.word(ending) if ending else ())
-            spare = added[:1] == ("ax",) and said and said[-1] in _VOWELS  # they've
+            spare = added[:1] == ("ax",) and said and said[-1] in _VOWELS  # they've: one vowel is enough
             return said + (added[1:] if spare else added)
         for ending, add in (("s", _plural), ("ed", _past), ("ing", _going)):
             for stem in _stems(word, ending):
@@ -257,7 +258,7 @@ class Speller:
         return None
 
     def _compound(self, word: str) -> Phones | None:
-        """The phones of two words in the lexicon written as one (doghouse); None for other words."""
+        """Return the phones of two words in the lexicon written as one (doghouse); None for other words."""
         for place in range(len(word) - 4, 3, -1):
             first, second = self.lexicon.get(word[:place]), self.lexicon.get(word[place:])
             if first and second and word[place:] not in _ENDINGS:
@@ -266,8 +267,8 @@ class Speller:
 
 
 def contexts(padded: str, place: int) -> list[str]:
-    """The keys "left(letter)right" of possible rules for the letter at `place` of a word with `EDGE` signs at both
-    ends; the smallest context comes first."""
+    """Return the keys "left(letter)right" of possible rules for the letter at `place` of a word with `EDGE` signs at
+    both ends; the smallest context comes first."""
     letter, after = padded[place], place + 1
     return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXTS]
 
@@ -285,7 +286,8 @@ def _going(said: Phones) -> Phones:
 
 
 def _stems(word: str, ending: str) -> list[str]:
-    """The words whose plural, past or -ing form a word may be: "tries" -> try; "stopped" -> stop; "making" -> make."""
+    """Return the words whose plural, past or -ing form a word may be: "tries" -> try; "stopped" -> stop; "making" ->
+    make."""
     if not word.endswith(ending) or len(word) < len(ending) + 2:
         return []
     rest = word[: -len(ending)]
