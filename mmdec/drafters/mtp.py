@@ -41,7 +41,8 @@ class HeadMemory:
 
 
 class Shape:
-    """Gives `Levels` the fields of a draft network; the head has the target's width and vocabulary."""
+    """Sizes of an MTP head, under the names that `Levels` (tree growing) reads of any draft network. Width and
+    vocabulary are the target's."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.vocab_size = vocabulary

@@ -234,7 +234,7 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
     tokens = [token for segment in decoded.segments for token in segment.tokens]
     seen = evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(whisper.model), decoded.samples)}
     sure = confidence(seen, request.calibrations, TRANSCRIPT)
-    if TRANSCRIPT not in request.calibrations:  # repeated text has probable tokens; another Whisper's curve detects it
+    if TRANSCRIPT not in request.calibrations:  # probable tokens may be a loop, which only a fitted curve detects
         sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
     return Transcript(
         text=whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),

@@ -190,8 +190,8 @@ def _same_pieces(part: str, wanted: object, found: object) -> None:
 
 
 def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
-    """Load a training module with `load`, and the facts about it that the folder records. path: a checkpoint, or a
-    folder, whose last `average` checkpoints are averaged."""
+    """Load a training module by `load`. Returns it, and its step and options for provenance.json. path: a checkpoint,
+    or a folder, whose last `average` checkpoints are averaged."""
     checkpoints = newest(path, average) if path.is_dir() else [path]
     module, step = load(checkpoints)
     options: Mapping[str, Any] = module.hparams
