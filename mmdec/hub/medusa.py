@@ -35,7 +35,7 @@ from mmdec.types import InputError
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
 RECORDING = "data/samples/english/sentence.flac"  # a recording in the checkout, for the card's example
-KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # published kind of heads -> mmdec's
+KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # published name -> ours
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
 PUBLISHED = ("medusa_heads.", BLOCK)
@@ -186,15 +186,14 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def _published_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Return the published heads in float32, without a model."""
+    """Published heads in float32, without a model."""
     if any(TEXT.fullmatch(name) for name in tensor_names(folder, argument)):
         return _text_heads(folder, argument)
     return _whisper_heads(folder, argument)
 
 
 def _text_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Return Medusa-1's heads for a language model: tensors {head}.0.linear.*, and {head}.1.weight as the output
-    matrix."""
+    """Medusa-1's heads for a language model: tensors {head}.0.linear.*, and {head}.1.weight as the output matrix."""
     config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
     state: dict[str, Tensor] = {}
     for name, value in tensors.items():
@@ -220,7 +219,7 @@ def _text_heads(folder: Path, argument: str) -> MedusaHeads:
 
 
 def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Return aiola's heads for Whisper, from a checkpoint that holds the whole model, too."""
+    """aiola's heads for Whisper, from a checkpoint that holds the whole model, too."""
     config = read_settings(folder / "config.json", argument)
     kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
@@ -229,7 +228,7 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
     tensors = _published(folder, argument)
-    first = 1 if kind == "linear" else 0  # head 0 is then the tuned model's own output, not a Medusa head
+    first = 1 if kind == "linear" else 0  # the tuned model's own head comes first
     count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
         raise InputError(
@@ -274,6 +273,6 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
 
 
 def _published(folder: Path, argument: str) -> dict[str, Tensor]:
-    """Return the heads' weights in a checkpoint."""
-    files = shards(folder, argument, PUBLISHED)  # only shards that hold heads are needed
+    """The heads' weights in a checkpoint."""
+    files = shards(folder, argument, PUBLISHED)  # shards without heads may be absent
     return read_weights(files, argument, PUBLISHED)

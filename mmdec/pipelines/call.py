@@ -25,7 +25,7 @@ from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import longest
 from mmdec.types import InputError
 
-MAX_BATCH = 4096  # the most inputs of one batch; a higher `batch_size` is refused
+MAX_BATCH = 4096  # inputs decoded together at most
 MAX_NEW_TOKENS = 512  # the most new tokens of a text, unless the caller or the model's generation config says so
 Given = TypeVar("Given")  # one input, as the caller gave it
 Read = TypeVar("Read")
@@ -50,8 +50,7 @@ class Batch(Generic[Given]):
     """The inputs of one call (single or a list), and the errors of those that were refused."""
 
     def __init__(self, given: Sequence[Given], single: bool, what: str = "recordings") -> None:
-        """given: the inputs, as the caller gave them. single: whether the caller gave one input instead of a list.
-        what: the inputs' name in errors."""
+        """what: the inputs' name in errors."""
         self.given, self.single, self.what = given, single, what
         self.errors: dict[int, InputError] = {}  # index in the batch -> error
 
@@ -59,8 +58,7 @@ class Batch(Generic[Given]):
         return len(self.given)
 
     def check_listener(self, name: str, function: object, rule: str, remedy: str) -> None:
-        """Check a callback that is for a single input only. Raises InputError. name: the callback's argument. rule,
-        remedy: the message's words for what it must be, and for what to do instead."""
+        """Check a callback that is for a single input only."""
         check_callable(name, function, rule)
         if function is not None and not self.single:
             raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
@@ -241,9 +239,9 @@ def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -
 class Usage:
     """One input's rounds, and its share of the batch's seconds."""
 
-    rounds: int = 0  # rounds that this input took part in, the passes over its prompts included
-    prompts: int = 0  # passes over this input's prompts; a Whisper has at least one per window
-    later: int = 0  # tokens that all rounds except the prompts' passes gave, correction and bonus tokens included
+    rounds: int = 0  # prompts' passes included
+    prompts: int = 0  # prompts' passes
+    later: int = 0  # tokens of rounds after the prompts' passes, correction or bonus token included
     drafted: int = 0
     accepted: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -265,8 +263,7 @@ class Usage:
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
 
     def clock(self, round_: Round, index: int, drafts: bool) -> None:
-        """Add a round of a language model, with its tokens' log-probabilities and the seconds of its stages. The
-        arguments are those of `count`."""
+        """Add a round of a language model: as `count` does, and its log-probabilities and the seconds of its stages."""
         self.count(round_, index, drafts)
         if round_.logprobs is not None:
             self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
@@ -275,8 +272,7 @@ class Usage:
         self.seconds["core"] += round_.core / len(round_.rows)
 
     def add(self, other: Usage) -> None:
-        """Add the rounds, tokens and seconds of another part of the same input, such as another piece of a
-        recording."""
+        """Add the rounds and seconds of another part of the same input."""
         for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for stage, seconds in other.seconds.items():
@@ -284,6 +280,6 @@ class Usage:
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean tokens per round without the prompts' passes; 1 if there were no other rounds."""
+        """Mean tokens per round; prompts' passes do not count. 1 if there were only prompts' passes."""
         later = self.rounds - self.prompts
         return self.later / later if later else 1.0

@@ -98,7 +98,7 @@ class Rounds:
 
     @property
     def name(self) -> str:
-        """Return the draft's shape, such as "chain of 3" or "tree of 16, 5 deep"."""
+        """Such as "chain of 3" or "tree of 16, 5 deep"."""
         return f"chain of {self.nodes}" if self.nodes <= self.depth else f"tree of {self.nodes}, {self.depth} deep"
 
 
@@ -124,7 +124,7 @@ class Examination:
     measured_on: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict, for JSON."""
+        """The fields, for JSON."""
         return asdict(self)
 
 
@@ -213,13 +213,13 @@ class _Other:
         self.drafter = drafter
 
     def layers(self, columns: int) -> set[int]:
-        """Return the target's layers whose features the texts must record. columns: text positions in all; not used."""
+        """The target's layers whose features the texts must record."""
         return set(self.drafter.needs.layers)
 
     def examined(
         self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
     ) -> Examination:
-        """Measure acceptance and tokens a round; no convention is tried, so `pairs` and `log` are not used."""
+        """Acceptance and tokens a round; nothing else is tried."""
         plans = [*((length, length) for length in CHAINS), *TREES]
         rounds = [Rounds(*plan, tokens_a_round(self.drafter, texts, *plan)) for plan in plans]
         single = [draft_rounds(self.drafter, text, Plan(1, 1)) for text in texts]
@@ -236,8 +236,7 @@ class _Network:
         self.reader, self.folder, self.model = reader, folder, model
 
     def layers(self, columns: int) -> set[int]:
-        """Return the target's layers to record: the network's, all variants', and those to search if the number of text
-        positions, `columns`, allows it."""
+        """The target's layers to record: the network's, all variants', and those to search if `columns` allow it."""
         tried = variants(self.reader, self.folder, self.model.model, True)
         every = searches.searchable(self.model.model, columns)
         return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers), *every}
@@ -274,8 +273,8 @@ class _Network:
         )
 
     def _template(self, reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
-        """Compare acceptance with the chat template and without it. The texts differ, so places are compared with
-        places where the target is equally sure of its token."""
+        """Acceptance with the chat template and without it. The texts differ, so places are compared with places where
+        the target is equally sure of its token."""
         sides = [list(side) for side in zip(*pairs, strict=True)]
         right = [_first(reader, side) for side in sides]
         sure = [[confidences(reader, text) for text in side] for side in sides]
@@ -300,7 +299,7 @@ class _Network:
         )
 
     def _rounds(self, reader: Reader, texts: Sequence[OwnText]) -> tuple[list[Rounds], list[float]]:
-        """Measure the tokens a round of chains and trees, and the acceptance at each depth of a chain."""
+        """Tokens a round of chains and trees, and acceptance by depth."""
         places = sum(text.places for text in texts)
         right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
         found = [Rounds(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS]
@@ -342,7 +341,7 @@ def find_mends(
 
 
 def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
-    """Return the finding that the network was trained with another LM head; None if its head may be right."""
+    """The finding that the network was trained with another LM head; None if its head may be right."""
     fits = searches.fitted_head(reader, texts)
     if fits is None:
         return None
@@ -376,23 +375,22 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
 
 
 def tokens_a_round(drafter: Drafter, texts: Sequence[OwnText], nodes: int, depth: int) -> float:
-    """Count the tokens a round, bonus included, over all texts, with drafts of `nodes` tokens at most `depth` deep."""
+    """Tokens a round, bonus included, over all texts, with drafts of `nodes` tokens at most `depth` deep."""
     return sum(text.places for text in texts) / sum(draft_rounds(drafter, text, Plan(nodes, depth)) for text in texts)
 
 
 def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
-    """Return for each text at which places the first drafted token is right, as numbers (n,): 1 or 0."""
+    """At which places of the texts the first drafted token is right."""
     return [_of_depth(right_tokens(reader, text, 1), 1) for text in texts]
 
 
 def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
-    """Return which drafted tokens are right at one depth of the chains, as numbers (n,): 1 or 0. right: from
-    `right_tokens`."""
+    """Which drafted tokens are right at one depth of the chains, as numbers (n,): 1 or 0."""
     return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
 
 
 def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
-    """Compute for each depth from 1 the share of right tokens, among chains whose earlier tokens are all right."""
+    """For each depth from 1: the share of right tokens, among chains whose earlier tokens are all right."""
     shares = []
     for depth in range(CHAINS[-1]):
         hits = tries = 0
@@ -408,13 +406,13 @@ def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
 
 
 def accepted(right: Sequence[np.ndarray]) -> Share:
-    """Compute the share of places that are right, and its interval. right: 1 or 0 for each place of each text."""
+    """The share of places that are right."""
     found = mean(right)
     return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
 
 
 def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
-    """Compute the mean over all places of texts, with its interval of confidence 1 - `level`.
+    """The mean over all places of texts, with its interval.
 
     Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
     Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
@@ -436,8 +434,7 @@ def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
 
 
 def student(chance: float, freedom: int) -> float:
-    """Compute the quantile of Student's t at probability `chance`, with `freedom` degrees of freedom. Source:
-    Abramowitz and Stegun, 26.7.5."""
+    """A quantile of Student's t. Source: Abramowitz and Stegun, 26.7.5."""
     z = NormalDist().inv_cdf(chance)
     terms = (
         z,
@@ -449,8 +446,7 @@ def student(chance: float, freedom: int) -> float:
 
 
 def verdict(gain: float, certain: Share) -> str:
-    """Judge a change: "off" if it gains, "worse" if it loses, else no effect. certain: the gain, with an interval that
-    holds for all changes together."""
+    """The verdict on a change, see `Tried`. certain: the gain, with an interval that holds for all changes together."""
     if gain >= LEAST_GAIN and certain.low > 0:
         return OFF
     return WORSE if gain <= -LEAST_GAIN and certain.high < 0 else NOTHING
@@ -458,7 +454,7 @@ def verdict(gain: float, certain: Share) -> str:
 
 @torch.inference_mode()
 def confidences(reader: Reader, text: OwnText) -> np.ndarray:
-    """Return the probabilities (N,) that the target gives to the tokens of its answer from the second on."""
+    """The probabilities (N,) that the target gives to the tokens of its answer from the second on."""
     logits = reader.output(text.context.features[-1][0, text.prompt :]).float()
     tokens = torch.tensor(text.answer[1:], device=logits.device)[:, None]
     return logits.softmax(-1).gather(1, tokens)[:, 0].cpu().numpy()
@@ -467,7 +463,7 @@ def confidences(reader: Reader, text: OwnText) -> np.ndarray:
 def matched_gain(
     ours: Sequence[np.ndarray], sure: Sequence[np.ndarray], others: Sequence[np.ndarray], sure_of: Sequence[np.ndarray]
 ) -> tuple[Share, Share]:
-    """Compute the gain of other texts over ours at places of equal confidence, with its 95 % and 99 % interval.
+    """The gain of other texts over ours at places of equal confidence, with a 95 % and with a 99 % interval.
 
     ours, others: where the first token is right (1 or 0), a text for each prompt. sure, sure_of: the target's
     confidence at the same places. The intervals are the jackknife's over prompts.
@@ -477,7 +473,7 @@ def matched_gain(
     weights = np.bincount(np.searchsorted(edges, pooled), minlength=STRATA) / len(pooled)
 
     def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
-        """Count right places and all places by the target's confidence: (prompts, 2, strata)."""
+        """Counts (prompts, 2, strata): right places and all places, by the target's confidence."""
         where = [np.searchsorted(edges, part) for part in chances]
         pairs = zip(where, right, strict=True)
         return np.array([[np.bincount(w, r, STRATA), np.bincount(w, minlength=STRATA)] for w, r in pairs])

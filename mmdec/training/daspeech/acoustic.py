@@ -52,17 +52,15 @@ class AcousticTargets:
     """Training targets of one utterance: K phones, and F frames. The last phone is EOS; all its values are 0."""
 
     units: tuple[str, ...]  # (K,) phones, then "</s>"
-    durations: Tensor  # (K,) int64, the number of frames of each phone; their sum is F
-    pitch: Tensor  # (K,) Hz, the mean pitch over each phone's frames; unvoiced frames are interpolated
-    energy: Tensor  # (K,) the mean energy over each phone's frames
-    mel: Tensor  # (F, 80), the mel spectrogram, as natural logarithms
+    durations: Tensor  # (K,) int64, frames; their sum is F
+    pitch: Tensor  # (K,) Hz, mean over the phone's frames of the interpolated contour
+    energy: Tensor  # (K,) mean over the phone's frames
+    mel: Tensor  # (F, 80), natural log
     first_frame: int  # index in the recording: frame f of `mel` is centred on sample 256 * (first_frame + f)
 
 
 def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, float]]) -> AcousticTargets:
-    """Compute the training targets of one recording.
-
-    samples: (T,) at 16 kHz. phones_with_ends: each phone of the recording, and its end in seconds.
+    """Compute the targets of 16 kHz samples (T,) with phones [(phone, end in seconds), ...].
 
     A duration is round(end * sr / hop) - round(start * sr / hop) frames, so that rounding errors do not add up. A phone
     without frames gets pitch and energy of the frame at its place. The pitch of unvoiced frames is interpolated.
@@ -98,8 +96,7 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
 
 
 def filled(contour: Tensor) -> Tensor:
-    """Fill in the unvoiced frames, zeros, of a pitch contour (F,) in Hz: linear between voiced frames, constant at both
-    ends."""
+    """Replace the zeros of a pitch contour (F,) in Hz: linear between voiced frames, constant at both ends."""
     voiced = torch.nonzero(contour > 0)[:, 0]
     if voiced.numel() == 0:
         return contour
@@ -121,7 +118,7 @@ def _phone_means(values: Tensor, durations: Tensor) -> Tensor:
 
 
 _PAUSE_FRAMES = 12  # frames of silence between two joined recordings
-_FORMAT = 3  # version of the cached targets; caches of an older version are computed anew
+_FORMAT = 3  # version of the cache; a change makes old caches invalid
 
 
 class EnglishSpeech:
@@ -129,12 +126,11 @@ class EnglishSpeech:
 
     Reads `{split}.tsv`, `{split}.alignment.tsv` and `{split}/<name>.wav` in `root`. Of recordings with the same
     translation and the same phones, only the first is used. Unusable rows are listed in `bad`.
-    limit: use only the first `limit` distinct recordings.
     """
 
     def __init__(self, root: Path, split: str, limit: int | None = None, admission: Admission = STRICT) -> None:
         self.root, self.split = root, split
-        self.rows, self.bad = _distinct(root, split, limit, admission)  # of each row: recording, translation, alignment
+        self.rows, self.bad = _distinct(root, split, limit, admission)  # path, text, alignment
         folder = self.folder(root, split, self.rows)
         if not (folder / "index.json").is_file() or self._mended(folder / "index.json"):
             self._build(folder)
@@ -145,8 +141,8 @@ class EnglishSpeech:
         self.units: list[list[str]] = [line.split() for line in index["units"]]
         if not self.rows:
             raise no_rows(split, self.bad)
-        self._phones = np.load(folder / "phones.npy")  # (phones, 3): duration in frames, pitch in Hz, energy
-        self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames, 80) fp16, of all recordings
+        self._phones = np.load(folder / "phones.npy")  # (phones, 3): duration, pitch, energy
+        self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames, 80) fp16
         self.frames = np.asarray(index["frames"], dtype=np.int64)
         self.first_frames: list[int] = index["first_frames"]
         self._phone_starts = np.concatenate([[0], np.cumsum([len(row) for row in self.units])])
@@ -154,8 +150,7 @@ class EnglishSpeech:
 
     @staticmethod
     def folder(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
-        """Return the cache folder for these rows of (name, translation, alignment). Its name follows from the rows and
-        their recordings' sizes, so that a changed corpus gets a new cache."""
+        """The cache folder for these rows. It depends on their texts, alignments and recordings."""
         digest = hashlib.blake2b(f"{root.resolve().name}\n".encode(), digest_size=8)
         for row in rows:
             size = (root / split / f"{row[0]}.wav").stat().st_size
@@ -164,7 +159,7 @@ class EnglishSpeech:
 
     @classmethod
     def ready(cls, root: Path, split: str, admission: Admission = STRICT) -> bool:
-        """Return whether the cache of a split has been written."""
+        """Whether the cache of a split exists."""
         return (cls.folder(root, split, _distinct(root, split, None, admission)[0]) / "index.json").is_file()
 
     def __len__(self) -> int:
@@ -177,13 +172,12 @@ class EnglishSpeech:
         return self.rows[item][1]
 
     def mel(self, item: int) -> Tensor:
-        """Return the log-mel spectrogram (F, 80) of recording number `item`, without the silence at its ends."""
+        """The mel (F, 80) of a recording, natural log, without the silence at its ends."""
         part = self._mel[self._frame_starts[item] : self._frame_starts[item + 1]]
         return torch.from_numpy(part.astype(np.float32))
 
     def phones(self, item: int) -> Tensor:
-        """Return the targets (3, K) of recording number `item`: each phone's duration in frames, pitch in Hz, energy.
-        The last column is EOS, all zeros."""
+        """A recording's targets (3, K): durations in frames, pitch in Hz, energy. The last column is EOS, all zeros."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
@@ -192,8 +186,7 @@ class EnglishSpeech:
         return {key: item for item, key in enumerate(keys)}
 
     def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
-        """Join the recordings with these numbers to one. Returns phones (3, K) and mel (F, 80), as `phones` and `mel`
-        give them. pause: put a fifth of a second of silence between two recordings."""
+        """Join recordings: phones (3, K) and mel (F, 80). `pause` puts a fifth of a second of silence between them."""
         phones, mels = self.phones(items[0]), [self.mel(items[0])]
         for item in items[1:]:
             silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
@@ -204,15 +197,13 @@ class EnglishSpeech:
         return phones, torch.cat(mels)
 
     def batch(self, items: Sequence[int], vocabulary: dict[str, int]) -> tuple[Tensor, AcousticBatch]:
-        """Make a batch of the recordings with these numbers: unit ids (B, K), padded with <pad>, and acoustic targets.
-        vocabulary: phone -> unit id."""
+        """Make a batch of recordings: unit ids (B, K), padded with <pad>, and the acoustic targets."""
         units = [torch.tensor([vocabulary.get(unit, 3) for unit in self.units[item]]) for item in items]
         targets = acoustic_batch([self.phones(item).T for item in items], [self.mel(item) for item in items])
         return pad_sequence(units, batch_first=True, padding_value=1), targets
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute the mean (80,) and the deviation (80,) of the mels, and (mean, deviation) of log(Hz + 1) and of
-        log(energy + 1)."""
+        """Mel mean (80,), mel deviation (80,), and (mean, deviation) of log(Hz + 1) and of log(energy + 1)."""
         count, total, squares = 0, np.zeros(MELS), np.zeros(MELS)
         for start in range(0, len(self._mel), 1 << 16):
             part = self._mel[start : start + (1 << 16)].astype(np.float64)
@@ -225,7 +216,7 @@ class EnglishSpeech:
         return mean, deviation, pitch, energy
 
     def _mended(self, kept: Path) -> bool:
-        """Return whether a bad recording has changed since the cache's index file `kept` was written."""
+        """Whether a bad recording has changed since the cache was written."""
         bad = [
             self.root / self.split / f"{name}.wav" for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])
         ]
@@ -258,7 +249,7 @@ class EnglishSpeech:
 
 
 def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> AcousticBatch:
-    """Make a batch from each recording's phones (K, 3), which are duration, pitch and energy, and mel (F, 80)."""
+    """Pad phones (K, 3) and mels (F, 80) to the longest."""
     padded = pad_sequence(list(phones), batch_first=True)  # (B, K, 3)
     return AcousticBatch(
         lengths=torch.tensor([len(row) for row in phones]),
@@ -271,8 +262,7 @@ def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> Acoustic
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int, epoch: int) -> list[list[int]]:
-    """Draw one epoch's `steps` batches of item indices from (seed, epoch). A batch has items of similar length.
-    lengths: of all items, in frames."""
+    """Draw one epoch's `steps` batches of item indices from (seed, epoch). A batch has items of similar length."""
     generator = np.random.default_rng([seed, epoch])
     count = batch_size * steps
     rounds = [generator.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
@@ -284,8 +274,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
 def both_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
-    """Read the speech for training, at most `limit` recordings, and for development, at most `dev_rows`. Raises
-    InputError if they share recordings, or too many rows are bad."""
+    """Speech for training and for development. Raises InputError if they share recordings, or too many rows are bad."""
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
@@ -296,7 +285,7 @@ def both_splits(
 
 
 def spoken_vocabulary(root: Path, split: str) -> list[str]:
-    """List the special units, then the phones of a split's alignments in alphabetical order."""
+    """The special units, then the phones of a split's alignments in alphabetical order."""
     phones = {phone for alignment in read_alignments(root, split).values() for phone in phone_names(alignment)}
     return [*SPECIALS, *sorted(phones)]
 
@@ -304,7 +293,7 @@ def spoken_vocabulary(root: Path, split: str) -> list[str]:
 def _distinct(
     root: Path, split: str, limit: int | None, admission: Admission = STRICT
 ) -> tuple[list[tuple[str, str, str]], BadRows]:
-    """Return the rows (name, translation, alignment) that `EnglishSpeech` uses, at most `limit`, and the bad rows."""
+    """The rows (name, translation, alignment) that `EnglishSpeech` uses, and the bad rows."""
     bad = BadRows()
     translations, alignments = read_translations(root, split, admission), read_alignments(root, split)
     rows: list[tuple[str, str, str]] = []
@@ -337,8 +326,7 @@ class AcousticData(LightningDataModule):
 
     `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch has `steps_per_epoch`
     batches, drawn from (seed, epoch) alone: a run that resumes at an epoch's end sees the same batches as an
-    uninterrupted one. `max_bad_share` is the largest share of rows that may be bad; `allow_absolute_paths` also allows
-    files outside the folder.
+    uninterrupted one. `max_bad_share`, `allow_absolute_paths`: see `Admission`.
     """
 
     def __init__(
@@ -365,11 +353,11 @@ class AcousticData(LightningDataModule):
 
     @cached_property
     def units(self) -> list[str]:
-        """Return the vocabulary: the special units, then the training split's phones."""
+        """The vocabulary: the special units, then the training split's phones."""
         return spoken_vocabulary(self.root, "train")
 
     def prepare_data(self) -> None:
-        """Compute the cached targets in one process only, because all processes read the same cache."""
+        """Compute the cached targets, in one process only."""
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
@@ -451,12 +439,11 @@ class AcousticModule(LightningModule):
 
     @property
     def network(self) -> AcousticModule:
-        """Return this module: `InitialWeights` loads another voice into it, as its weights have DASpeech's names."""
+        """The module into which `InitialWeights` loads another model's voice. Its weights have DASpeech's names."""
         return self
 
     def setup(self, stage: str) -> None:
-        """Compute the statistics of mel, pitch and energy by which the network normalises. When a run resumes, the
-        checkpoint's values replace them."""
+        """Compute the corpus' statistics. When a run resumes, the checkpoint's values replace them."""
         if stage != "fit":
             return
         data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
@@ -472,7 +459,7 @@ class AcousticModule(LightningModule):
         return scheduled(optimizer, lambda step: self._schedule()(step))
 
     def _schedule(self) -> Schedule:
-        """Return the learning-rate schedule for the current `max_steps`, which a timed run changes after each epoch."""
+        """The schedule for the current `max_steps`, which a run with a time limit changes after each epoch."""
         if self.schedule == "cosine" and self.trainer.max_steps > self.warmup:
             return Schedule("cosine", self.warmup, decay_steps=self.trainer.max_steps - self.warmup)
         return Schedule("inverse-sqrt", self.warmup)

@@ -46,21 +46,17 @@ class Simulation:
 
     tokens: int
     rounds: int
-    hits: list[list[int]]  # (K, WIDTH) at each depth, how often the true token had each rank
-    trials: list[int]  # (K,) in how many rounds each depth was reached
+    hits: list[list[int]]  # (K, WIDTH) how often the true token had each rank at each depth
+    trials: list[int]  # (K,) how often each depth was reached
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean number of new tokens in a target pass, the target's own token included."""
+        """New tokens in each target pass, the target's own token included."""
         return self.tokens / self.rounds if self.rounds else 1.0
 
 
 def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
-    """Simulate decoding with the same draft tree in all rounds.
-
-    texts: for each text of n tokens the rank (n - 1, K) that each of K heads gives to its true token, from each
-        position. tree: the drafted nodes. heads: K.
-    """
+    """Simulate decoding with the same draft tree in all rounds. texts: ranks (n - 1, K). heads: K."""
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
     hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
     tokens = rounds = 0
@@ -84,7 +80,7 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
 
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
     """Simulate decoding with chains of all heads, and with trees of `nodes` nodes. Returns the tokens per round of
-    both, and how often each rank was right at each of K depths (K, WIDTH). texts: see `simulate`."""
+    both, and how often each rank was right at each depth (K, WIDTH)."""
     chain = simulate(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(ITERATIONS if nodes > 0 else 0):
@@ -94,8 +90,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 
 
 def estimate(seen: Simulation) -> list[list[float]]:
-    """Compute the accuracy of each rank at each depth (K, WIDTH) from counts. The accuracies of the depth above count
-    as one more trial."""
+    """Compute accuracies (K, WIDTH) from counts. The accuracies of the depth above count as one more trial."""
     guess = expected(1)[0]
     chances = []
     for hits, trials in zip(seen.hits, seen.trials, strict=True):
@@ -106,13 +101,13 @@ def estimate(seen: Simulation) -> list[list[float]]:
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
     """Return for each r in `ranks` how often the true token is among a head's r likeliest tokens, whether earlier heads
-    were right or not. head: its index from 0. texts: see `simulate`."""
+    were right or not."""
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 
 
 def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Join the texts of all processes, and sum their counts by name. part: this process's texts and counts."""
+    """Join the texts of all processes, and sum their counts by name."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return part
     parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -125,7 +120,7 @@ def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tens
 
 
 def head_weights(weights: str | Sequence[float], heads: int) -> list[float]:
-    """Return the loss weight of each head. weights: a rule of `MedusaOptions`, or the numbers themselves."""
+    """The loss weight of each head."""
     if isinstance(weights, str):
         if weights not in ("medusa", "mean"):
             raise InputError(f"`weights` must be medusa, mean or a list of numbers, but is {weights!r}. Choose one.")
@@ -141,11 +136,7 @@ def head_weights(weights: str | Sequence[float], heads: int) -> list[float]:
 def first_heads(
     model: WhisperForConditionalGeneration, base: str, kind: Kind, count: int, start: str | None
 ) -> MedusaHeads:
-    """Load the heads that training begins with from `start`, extended or cut to `count` heads; without it, make new
-    ones.
-
-    base: folder or hub id of the Whisper, stored in the heads' configuration. kind: "linear" or "block".
-    """
+    """The heads that training begins with: loaded from `start` (extended or cut to `count` heads), or new ones."""
     shape = model.config
     block = kind == "block"
     config = MedusaConfig(
@@ -171,7 +162,7 @@ def first_heads(
     return heads.float()
 
 
-CELLS = 1 << 25  # the most logits (positions x tokens) in memory at a time: more are computed in pieces
+CELLS = 1 << 25  # the most logits in memory at a time
 
 
 class _FrozenOutput(torch.autograd.Function):
@@ -237,17 +228,17 @@ def head_loss(
     return loss, ranks
 
 
-TOP = 5  # validation logs how often the true token is among a head's so many likeliest tokens
+TOP = 5  # validation logs how often the true token is among so many
 
 
 @dataclass(frozen=True)
 class TextPositions:
     """The texts of a batch, N tokens, and the P positions among them from which heads predict."""
 
-    hidden: Tensor  # (N, H) the model's last hidden states, from which it predicts the N tokens
-    at: Tensor  # (P,) the positions, as indices into `hidden`
+    hidden: Tensor  # (N, H) the model's state from which it predicts each token
+    at: Tensor  # (P,) indices into `hidden`
     targets: Tensor  # (P, K) int64, the token that each head shall predict; -1 beyond the text's end
-    lengths: list[int]  # number of positions of each text, P in all
+    lengths: list[int]  # number of positions in each text
     # for block heads: the decoder's states (B, T, H), the encoder's (B, S, H), indices of `hidden` in the B * T states
     whole: tuple[Tensor, Tensor, Tensor] | None
 
@@ -309,8 +300,8 @@ class MedusaModule(LightningModule):
         self.count = self.options.heads
         self.weights = head_weights(self.options.weights, self.count)
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
-        self.best = 0.0  # tokens per round of the best heads so far, which are saved
-        self.ranks: list[Tensor] = []  # ranks (positions, K heads) of true tokens in this validation's windows
+        self.best = 0.0  # tokens per round of the saved heads
+        self.ranks: list[Tensor] = []  # of this validation's windows, each (positions, K)
         self.sums: dict[str, float] = {}
 
     @property
@@ -358,7 +349,7 @@ class MedusaModule(LightningModule):
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Run the encoder, decode the greedy text of windows without a stored label, and run the decoder over all
-        texts. Returns: the texts, the states (N, H) that predict their N tokens, and `TextPositions.whole`."""
+        texts. Returns: texts, their states (N, H), and `TextPositions.whole`."""
         model = self.base
         assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):
@@ -378,15 +369,14 @@ class MedusaModule(LightningModule):
         where = torch.cat(columns).to(self.device)
         features = hidden.flatten(0, 1)[where].float()
         if self.states is not None:
-            features = features.half().float()  # rounded, because a later run reads the stored states in this precision
+            features = features.half().float()  # the precision in which stored states are read later
             parts = features.split([len(text) for text in texts])
             fresh = zip(batch.names, texts, parts, strict=True)
             self.states.add({name: (text, part) for name, text, part in fresh if name not in self.states})
         return texts, features, (hidden.float(), states.float(), where)
 
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
-        """Return each head's loss, and the ranks (P, K) of P positions' true tokens: at most WIDTH, also beyond the
-        text."""
+        """Return each head's loss, and the targets' ranks (P, K), at most WIDTH; WIDTH for targets beyond the text."""
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
             assert positions.whole is not None
@@ -433,9 +423,9 @@ class MedusaModule(LightningModule):
         for head in range(self.count):
             first, top = spread(texts, head, (1, TOP))
             scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP}": top}
-        if self.trainer.sanity_checking:  # training has not begun: these scores are of the initial heads
+        if self.trainer.sanity_checking:  # scores of the initial heads, before training
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # a resumed run: an uninterrupted one would log nothing here
+            if self.global_step:  # an uninterrupted run would not validate here
                 return
         else:
             self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
@@ -449,8 +439,7 @@ class MedusaModule(LightningModule):
             self.keep(None, {})
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
-        """Save the heads in `heads/` in half precision and replace the old ones. chances: accuracy of each rank at each
-        depth (K, WIDTH). scores: development scores by name."""
+        """Save the heads in `heads/` in half precision and replace the old ones. chances: accuracies (K, WIDTH)."""
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances, place=folder)

@@ -33,8 +33,9 @@ def test_it_is_the_float32_product(exact: bool, rows: int) -> None:
     assert ((found - wanted).abs() <= 70 * 2.0**-24 * size + 1e-6).all()
 
 
-def test_a_row_has_the_same_bits_beside_others() -> None:
-    weight, x = torch.randn(2000, 96).half().float(), torch.randn(9, 96)
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 14, 31, 40])
+def test_a_row_has_the_same_bits_beside_others(count: int) -> None:
+    weight, x = torch.randn(2000, 96).half().float(), torch.randn(count, 96)
     product = HalfWeights(weight)
     assert torch.equal(product(x), torch.cat([product(row) for row in x.split(1)]))
 
