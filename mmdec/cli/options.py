@@ -34,7 +34,7 @@ Dtype = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help="float32, bfloat16, float16; int8 for a Whisper on a CPU. Default: bfloat16 on a GPU, else float32",
+        help="float32, bfloat16 or float16; int8 for a Whisper on a CPU. Default: bfloat16 on a GPU, else float32.",
     ),
 ]
 Threads = Annotated[

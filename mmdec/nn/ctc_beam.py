@@ -71,14 +71,9 @@ class PieceNGram:
         if len(self._unigrams) != base or len(self._backoff) != base or not np.isfinite(ends).all():
             raise InputError(f"`ngram` must have a number for each of {base} pieces, but has not. Fetch it again.")
 
-    def score(self, context: Sequence[int], piece: int) -> float:
-        """Return ln P(piece | context). context: ids of the pieces before it, beginning with `self.pieces` at the start
-        of a sentence; only the last ones are read."""
-        return self.after(context)(piece)
-
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """Make the function that returns ln P(piece | context) of a piece. For several pieces it is faster than
-        `score`."""
+        """Make the function that returns ln P(piece | context) of a piece. context: ids of the pieces before it,
+        beginning with `self.pieces` at the start of a sentence; only the last ones are read."""
         base, total = self.pieces + 2, 0.0
         context = context[max(len(context) - self.order + 1, 0) :]
         rows: list[tuple[int, int, int, array[int], array[float], float]] = []  # one for each order, the highest first
@@ -151,7 +146,7 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
     start, end = model.pieces, model.pieces + 1
     scores: dict[tuple[int, ...], Callable[[int], float]] = {}  # a cache: last pieces -> ln P of the next one
 
-    def score(text: tuple[int, ...]) -> Callable[[int], float]:
+    def after(text: tuple[int, ...]) -> Callable[[int], float]:
         last = (start, *text)[-max(model.order - 1, 1) :]
         if (found := scores.get(last)) is None:
             found = scores[last] = model.after(last)
@@ -167,7 +162,7 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
         grown: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {}
         for text, (ended, held, gain, frames) in kept.items():
             both, last = _sum(ended, held), text[-1] if text else start
-            stays, likely_after = held + float(row[last]) if text else NEVER, score(text)
+            stays, score = held + float(row[last]) if text else NEVER, after(text)
             other = grown.get(text, (NEVER, NEVER, gain, frames))
             grown[text] = (_sum(other[0], both + silent), _sum(other[1], stays), gain, other[3])
             for piece, logprob in choices:
@@ -179,12 +174,12 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
                 if known is not None:
                     grown[longer] = (known[0], _sum(known[1], path), known[2], known[3])
                 else:
-                    more = gain + WEIGHT * likely_after(piece) + BONUS
+                    more = gain + WEIGHT * score(piece) + BONUS
                     grown[longer] = (NEVER, path, more, (*frames, frame))
         best = sorted(grown.items(), key=lambda entry: -_sum(entry[1][0], entry[1][1]) - entry[1][2])
         kept = dict(best[:WIDTH])
     totals = {
-        text: _sum(ended, held) + gain + WEIGHT * score(text)(end) for text, (ended, held, gain, _) in kept.items()
+        text: _sum(ended, held) + gain + WEIGHT * after(text)(end) for text, (ended, held, gain, _) in kept.items()
     }
     text = max(totals, key=totals.__getitem__)
     begun = [*kept[text][3], len(logprobs)]

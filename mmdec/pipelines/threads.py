@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from mmdec.checks.arguments import check_threads
-from mmdec.ops.threads import set_own_threads
+from mmdec.ops.threads import own_threads
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 FEWEST = 2  # threads for the smallest models, if processors are free
@@ -63,11 +63,8 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     if count == before:
         yield
         return
-    try:
-        set_own_threads(count)
+    with own_threads(count):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def keep_threads(threads: int) -> None:

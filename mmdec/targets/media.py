@@ -61,6 +61,7 @@ TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token
 ENCODED = "mm_encoder_outputs"  # the input that holds the vision tower's outputs, by kind
 # what a model raises for inputs that do not fit
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
+PASSED_ON = (InputError, MemoryError, torch.OutOfMemoryError)  # reach the caller as they are
 HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
 
 
@@ -150,7 +151,7 @@ class VisionInputs:
         named = {name: self.inputs[name] for name in inspect.signature(call).parameters if name in self.inputs}
         try:
             return call(**named, return_dict=True)
-        except (InputError, MemoryError, torch.OutOfMemoryError):
+        except PASSED_ON:
             raise
         except MALFORMED as error:
             shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, Tensor)}
@@ -279,7 +280,7 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
         options["mm_token_type_ids"] = types[:, -ids.shape[1] :]
     try:
         positions, _ = model.get_rope_index(ids[::copies], attention_mask=mask[::copies].long(), **options)
-    except (InputError, MemoryError, torch.OutOfMemoryError):
+    except PASSED_ON:
         raise
     except MALFORMED as error:
         grids = {name: tuple(value.shape) for name, value in options.items() if isinstance(value, Tensor)}
@@ -408,7 +409,7 @@ class MediaTarget(DecoderTarget):
                 given = model.prepare_inputs_for_generation(ids, is_first_iteration=bool(media), **given)
                 ids = given.pop("input_ids")
             return model(input_ids=ids, **given)
-        except (InputError, MemoryError, torch.OutOfMemoryError):
+        except PASSED_ON:
             raise
         except MALFORMED as error:
             if not media:

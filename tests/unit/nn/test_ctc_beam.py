@@ -39,7 +39,7 @@ def test_the_packed_ngram_scores_as_the_one_it_was_made_of(
     for at, piece in enumerate((*text, PIECES + 1)):
         token = END if piece > PIECES else str(piece)
         wanted, context = wanted + plain.score(context, token), plain.advance(context, token)
-        total += model.score((PIECES, *text[:at]), piece)
+        total += model.after((PIECES, *text[:at]))(piece)
     assert total == pytest.approx(wanted, abs=0.06)  # 8 bits
 
 
@@ -47,8 +47,8 @@ def test_stored_arrays_make_the_same_model_again() -> None:
     model = stored()
     again = PieceNGram(PIECES, {name: value.clone() for name, value in model.arrays.items()})
     for context in itertools.product(range(PIECES + 1), repeat=2):
-        assert [again.score(context, piece) for piece in range(PIECES)] == [
-            model.score(context, piece) for piece in range(PIECES)
+        assert [again.after(context)(piece) for piece in range(PIECES)] == [
+            model.after(context)(piece) for piece in range(PIECES)
         ]
 
 
@@ -68,7 +68,7 @@ def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
         totals[tuple(text)] = float(np.logaddexp(totals.get(tuple(text), -np.inf), cost))
     for text in totals:
         for at, piece in enumerate((*text, PIECES + 1)):
-            totals[text] += WEIGHT * model.score((PIECES, *text[:at]), piece) + BONUS * (piece <= PIECES)
+            totals[text] += WEIGHT * model.after((PIECES, *text[:at]))(piece) + BONUS * (piece <= PIECES)
     return max(totals, key=totals.__getitem__)
 
 
