@@ -44,7 +44,10 @@ class HalfWeights:
         """Apply the linear layer to x (..., I) float32. Returns (..., O)."""
         if -(count := x.shape[:-1].numel()) % (group := _group()):
             rows = F.pad(x.reshape(count, -1), (0, 0, 0, -count % group))
-            return self(rows)[:count].view(*x.shape[:-1], -1)
+            return self._product(rows)[:count].view(*x.shape[:-1], -1)
+        return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         product = cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, self._first))
         if self._rest is None:
             return product
