@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, final
+from unicodedata import normalize
 
 import typer
 
@@ -94,7 +95,8 @@ def output_paths(
     inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str, count: int | None = None
 ) -> list[Path]:
     """Choose the output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the
-    directory `output` that ends in `suffix`. Inputs with the same name get different outputs; no input is overwritten.
+    directory `output` that ends in `suffix`. Inputs with the same name get different outputs, which differ in more than
+    capitals and accents' encoding, as some file systems need; no input is overwritten.
 
     count: number of outputs, named after the first inputs; None: one for each input.
     """
@@ -111,14 +113,14 @@ def output_paths(
     else:
         if os.path.lexists(output) and not os.path.isdir(output):
             raise InputError(f"`--output` must be a directory or a {suffix} file, but is '{output}'. Name another.")
-        taken = set[Path]()
+        taken = set[str]()
         targets = []
         for source in named:
-            target, number = output / f"{source.stem}{suffix}", 2
-            while target in taken:
-                target, number = output / f"{source.stem}-{number}{suffix}", number + 1
-            targets.append(target)
-            taken.add(target)
+            name, number = source.stem, 2
+            while (same := normalize("NFC", name).casefold()) in taken:
+                name, number = f"{source.stem}-{number}", number + 1
+            targets.append(output / f"{name}{suffix}")
+            taken.add(same)
     sources = {os.path.realpath(source) for source in inputs}  # resolve() raises for circular links
     for target in targets:
         if os.path.realpath(target) in sources:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -24,7 +25,7 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
     by depth.
 
     metrics: a CSVLogger's metrics.csv, to plot training curves. directory: where the files are written.
-    Returns the paths of the files.
+    Returns the paths of the files. Of several reports of one benchmark each has its own files.
     Raises InputError where matplotlib is not installed, and for an invalid metrics.csv.
     """
     pyplot = import_pyplot()
@@ -38,12 +39,15 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
         ("time-by-stage", _stages),
         ("acceptance-by-depth", _depths),
     )
+    counts = Counter[str]()
     for report in run.reports:
+        counts[report.bench] += 1
+        bench = report.bench if counts[report.bench] == 1 else f"{report.bench}-{counts[report.bench]}"
         for name, draw in drawings:
             with new_figure(pyplot) as (figure, axes):
                 if draw(axes, report):
                     axes.set_title(report.title, fontsize=9, loc="left", wrap=True)
-                    written.append(_save(figure, folder / f"{report.bench}-{name}.png"))
+                    written.append(_save(figure, folder / f"{bench}-{name}.png"))
     if curves is not None:
         written.append(_training(pyplot, curves, folder / "training-curves.png"))
     return written

@@ -298,6 +298,15 @@ def test_outputs_of_one_name_are_kept_apart(folder: Path) -> None:
     assert [path.name for path in made] == ["a.txt", "b.txt", "a-2.txt", "a-3.txt", "c.txt"]
 
 
+@pytest.mark.parametrize("twins", [("x/Talk.wav", "y/talk.wav"), ("x/\u00e9.wav", "y/e\u0301.wav")])
+def test_outputs_differ_where_the_file_system_ignores_capitals_or_unicode_forms(
+    twins: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = paths([Path(name) for name in twins], tmp_path)
+    assert first.name == Path(twins[0]).name
+    assert second.name == f"{Path(twins[1]).stem}-2.wav"
+
+
 def test_what_was_named_stays_in_its_place(folder: Path) -> None:
     given = [folder / "b.wav", folder / "y", "nowhere.wav", folder / "notes.txt"]
     files = input_files(given, "audio", SOUNDS, None)

@@ -68,3 +68,12 @@ def test_plots_of_what_there_is(tmp_path: Path) -> None:
     again = plot_run(findings.run("asr"), tmp_path / "again")
     assert again[0].read_bytes() == written[0].read_bytes()
     assert plot_run(BenchRun(()), tmp_path / "nothing") == []
+
+
+def test_two_runs_of_one_benchmark_have_a_plot_each(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra mmdec[plots] is not installed")
+    run = findings.run("asr")
+    names = [path.name for path in plot_run(BenchRun((*run.reports, *run.reports)), tmp_path)]
+    assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
+    assert "asr-speedup-by-length.png" in names
+    assert "asr-2-speedup-by-length.png" in names
