@@ -3,9 +3,6 @@ the log promises is what decoding then does."""
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +17,7 @@ from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.medusa.module import MedusaModule, measure, spread
+from tests.support.killed import ends_killed, training_to_be_killed
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_english import write_english
@@ -75,23 +73,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Pat
     unbroken.mkdir()
     broken.mkdir()
     common = ("--trainer.max_epochs=4", "--data.init_args.repeat_after=2")
-    killed = options("phrasebook", base, corpus, *common, "--trainer.callbacks+=tests.support.killed.Killed")
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed, "--trainer.callbacks.step=5"],
-        cwd=broken,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as child:
-        try:
-            monkeypatch.chdir(unbroken)
-            main(options("phrasebook", base, corpus, *common))
-            output, _ = child.communicate(timeout=900)
-        except BaseException:
-            child.kill()
-            raise
-    assert child.returncode == -signal.SIGKILL, output.decode()
-    assert Path("../broken/runs/medusa/checkpoints/last.ckpt").is_file(), output.decode()
+    said = broken / "said.txt"
+    child = training_to_be_killed(options("phrasebook", base, corpus, *common), 5, broken, said)
+    monkeypatch.chdir(unbroken)
+    main(options("phrasebook", base, corpus, *common))
+    ends_killed(child, said)
+    assert Path("../broken/runs/medusa/checkpoints/last.ckpt").is_file(), said.read_text()
     monkeypatch.chdir(broken)
     torch.rand(11)
     main(options("phrasebook", base, corpus, *common, "--ckpt_path=last"))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +23,7 @@ from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.daspeech.export import load_module, save_network
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.types import InputError
+from tests.support.killed import ends_killed, training_to_be_killed
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import write_voice
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
@@ -150,19 +148,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     unbroken, broken = workplace / "unbroken", workplace / "broken"
     for folder in (unbroken, broken):
         folder.mkdir()
-    killed = recipe(corpus, 4, "--trainer.callbacks+=tests.support.killed.Killed", "--trainer.callbacks.step=8")
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *killed],
-        cwd=broken,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    child = training_to_be_killed(recipe(corpus, 4), 8, broken, broken / "said.txt")
     monkeypatch.chdir(unbroken)
-    torch.rand(7)  # another state of the generator than a new process has
+    torch.rand(7)  # another state of the generator than the other process has
     main(recipe(corpus, 4))
-    output, _ = child.communicate(timeout=600)
-    assert child.returncode == -signal.SIGKILL, output.decode()
+    ends_killed(child, broken / "said.txt")
     checkpoints = Path("runs/units/checkpoints")
     assert sorted(path.name for path in (broken / checkpoints).iterdir()) == ["last.ckpt", "step=3.ckpt", "step=6.ckpt"]
 

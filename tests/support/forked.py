@@ -1,11 +1,13 @@
 """Runs pieces of Python, each in a process of its own: `python -m tests.support.forked < jobs.json > results.json`.
 
-torch, transformers and mmdec are imported once; each piece then runs in a fork of that process, in namespace and folder
-of its own. A piece takes its own seconds instead of another import of everything, which is most of a small example.
+torch, transformers, mmdec and the models that calls use by default are loaded once; each piece then runs in a fork of
+that process, in namespace and folder of its own. A piece takes its own seconds instead of another import of everything,
+which is most of a small example.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 300
+DEFAULTS = ("daspeech-everyday", "whisper-phrasebook", "vlm-scenes")  # models of calls that name none
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -72,6 +75,9 @@ def main() -> None:
     assert transformers.__version__
     for name in ("translate_speech", "transcribe", "describe", "generate"):
         getattr(mmdec, name)  # what they import
+    for name in DEFAULTS:
+        mmdec.load(name)  # once here, else in each piece
+    gc.freeze()  # pieces need not look through what they share
     print(json.dumps([run(job) for job in json.load(sys.stdin)]))
 
 

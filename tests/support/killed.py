@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+from tests.support.ready import TRAINING, Program, start
 
 
 class Killed(Callback):
@@ -25,15 +26,28 @@ class Killed(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def training_to_be_killed(options: Sequence[str], step: int, folder: Path, said: Path) -> Program:
+    """`mmdec.training` with these options in `folder`, in a process of its own that is killed after step `step`.
+
+    said: the file of what it writes to stdout and stderr.
+    """
+    killed = ("--trainer.callbacks+=tests.support.killed.Killed", f"--trainer.callbacks.step={step}")
+    with said.open("wb") as file:
+        words = ["mmdec.training", *options, *killed]
+        return start(words, TRAINING, folder, {"OMP_NUM_THREADS": "1"}, True, (DEVNULL, file, file))
+
+
+def ends_killed(program: Program, said: Path) -> None:
+    """Wait until it is."""
+    try:
+        ended = program.wait(900)
+    except BaseException:
+        program.kill()
+        raise
+    assert ended == -signal.SIGKILL, said.read_text(encoding="utf-8", errors="replace")
+
+
 def train_until_killed(options: Sequence[str], step: int, folder: Path) -> None:
     """Run `mmdec.training` with these options in `folder`, in a process of its own that is killed after step `step`."""
-    killed = ("--trainer.callbacks+=tests.support.killed.Killed", f"--trainer.callbacks.step={step}")
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "mmdec.training", *options, *killed],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=900,
-        check=False,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    said = folder / "said.txt"
+    ends_killed(training_to_be_killed(options, step, folder, said), said)

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from mmdec import cli
 from mmdec.audio.live import PipedSound, is_wav, pieces, samples, wav_stream
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support.ready import start
 from tests.support.tiny_whisper import write
 
 VOICE = np.concatenate([np.zeros(RATE), buzz(0.7), np.zeros(2 * RATE), buzz(0.6, 1), np.zeros(RATE)]).astype("float32")
@@ -123,27 +122,24 @@ def test_subtitles_are_numbered_through(call, finals: list[mmdec.StreamUpdate]) 
     assert shown.count(" --> ") == len(cues)
 
 
-def test_text_comes_while_the_pipe_is_open(model: Path) -> None:
+def test_text_comes_while_the_pipe_is_open(model: Path, tmp_path: Path) -> None:
     """In a process of its own: the first line is there before the sound ends."""
-    command = [sys.executable, "-m", "mmdec", "transcribe", "-", "--model", str(model), "--language", "en"]
-    content = streamed(wav(S16))
-    with subprocess.Popen(
-        [*command, "--device", "cpu", "--threads", "1", "--every", "0"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(content[: 2 * 3 * RATE])
-        process.stdin.flush()
-        first = process.stdout.readline()
-        rest, errors = process.communicate(content[2 * 3 * RATE :])
-    assert process.returncode == 0, errors
+    command = ["mmdec", "transcribe", "-", "--model", str(model), "--language", "en", "--device", "cpu"]
+    content, told = streamed(wav(S16)), tmp_path / "errors"
+    (receive, send), (read, write) = os.pipe(), os.pipe()
+    with told.open("wb") as errors, os.fdopen(receive), os.fdopen(write):
+        program = start([*command, "--threads", "1", "--every", "0"], streams=(receive, write, errors))
+    with os.fdopen(send, "wb") as sound, os.fdopen(read, "rb") as text:
+        sound.write(content[: 2 * 3 * RATE])
+        sound.flush()
+        first = text.readline()
+        sound.write(content[2 * 3 * RATE :])
+        sound.close()
+        rest = text.read()
+    assert program.wait(120) == 0, told.read_text()
     assert first.strip()
     assert len(rest.splitlines()) == 1
-    assert b"Traceback" not in errors
+    assert "Traceback" not in told.read_text()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
+import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
 from tests.support.many_rows import check_once, table
 from tests.support.pictures import QUESTION, pixels
-from tests.support.served import ROOT
+from tests.support.ready import start
 
 COUNT = PART + 3
 
@@ -119,26 +118,27 @@ def test_one_list_and_a_folder_are_needed(folder: Path, tmp_path: Path) -> None:
 
 
 def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path) -> None:
-    """A real process, killed three times at random moments of its work."""
-    words = [sys.executable, "-m", "mmdec", "transcribe", str(folder / "long.jsonl"), "--output", str(tmp_path / "out")]
+    """A process of its own, killed three times at random moments of its work."""
+    words = ["mmdec", "transcribe", str(folder / "long.jsonl"), "--output", str(tmp_path / "out")]
     words += ["--model", str(folder / "whisper"), "--language", "en", "--device", "cpu", "--threads", "1"]
     rows = [{"path": f"{index % 3}.wav"} for index in range(6 * PART)]
     (folder / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    environment, dice = {**os.environ, "OMP_NUM_THREADS": "1"}, random.Random(0)
-    results = tmp_path / "out" / "results"
+    dice, results = random.Random(0), tmp_path / "out" / "results"
     for _ in range(3):
         before = len(done_in(results))
-        with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as child:
-            for _ in range(60_000):  # ten minutes, on a busy machine
-                if child.poll() is not None or len(done_in(results)) > before:
-                    break
-                time.sleep(0.01)
-            with pytest.raises(subprocess.TimeoutExpired):
-                child.wait(dice.random() * 0.1)
-            child.kill()
+        child = start(words)
+        for _ in range(60_000):  # ten minutes, on a busy machine
+            if child.poll() is not None or len(done_in(results)) > before:
+                break
+            time.sleep(0.01)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(dice.random() * 0.1)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
         assert before < len(done_in(results)) < 6
-    ended = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
-    told: dict[str, Any] = json.loads(ended.stdout)
+    with (tmp_path / "told.json").open("wb") as file:
+        assert start(words, streams=(subprocess.DEVNULL, file, subprocess.DEVNULL)).wait() == 0
+    told: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
     assert 0 < told["done_now"] < told["rows"] == 6 * PART
     check_once(tmp_path / "out", 6 * PART)
 
