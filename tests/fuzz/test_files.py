@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-ALL, SHARE = 3000, 60
+ALL, SHARE = 3000, 40
 PART = 500  # files in a process
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 POISONS = (0x35, 0xCA)  # what glibc writes into memory that it hands out; elsewhere only the other recording does

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ALL, SHARE = 4000, 150
+ALL, SHARE = 4000, 80
 PART = 1000  # files in a process
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 POISONS = (0x35, 0xCA)  # what glibc writes into memory that it hands out; elsewhere only the other picture does

@@ -7,8 +7,6 @@ wrong suffix, then perhaps cut, flipped, spliced, or its header changed. Some ar
 from __future__ import annotations
 
 import io
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +16,7 @@ import soundfile
 
 from mmdec.audio.files import READABLE
 from tests.conftest import buzz
+from tests.support.odd_bytes import CHANGES, FILES, PLACES, place, put
 
 RATES = (8000, 11025, 16000, 22050, 44100, 48000, 44101, 96000, 192000, 7999, 4000, 400_000, 1)
 COMMON = (("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AU", "PCM_16"))
@@ -30,7 +29,6 @@ FORMATS = tuple(
 SUFFIXES = ("wav", "flac", "ogg", "mp3", "aiff", "au", "raw", "gsm", "vox", "snd", "caf", "w64", "txt", "WAV", "")
 EXACT = {"PCM_16": 1e-4, "PCM_24": 1e-6, "PCM_32": 1e-6, "FLOAT": 1e-6, "DOUBLE": 1e-6}  # subtypes that lose nothing
 ODD = ("", "silent", "short", "opposite", "empty", "loud", "1e30", "nan", "inf")
-PLACES = ("directory", "pipe", "circle", "link", "missing", "through", "bytes", "line", "long")
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def write_odd(folder: Path, number: int) -> Odd:
     """The file of this number, in `folder`. One that another process wrote is left as it is."""
     draw = np.random.default_rng([10, number])
     if draw.random() < 0.04:
-        return place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
+        return _place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
     common = draw.random() < 0.5
     listed = COMMON if common else FORMATS
     kind, subtype = listed[int(draw.integers(len(listed)))]
@@ -64,14 +62,6 @@ def write_odd(folder: Path, number: int) -> Odd:
     if not unharmed or sound is None:
         return Odd(path, f"{story}, .{suffix}")
     return Odd(path, f"{story}, .{suffix}", sound, rate, EXACT[subtype])
-
-
-def put(path: Path, content: bytes) -> None:
-    part = path.with_name(f".part-{os.getpid()}")
-    part.write_bytes(content)
-    with suppress(FileExistsError):
-        os.link(part, path)
-    part.unlink()
 
 
 def _encoded(draw: np.random.Generator, kind: str, subtype: str) -> tuple[bytes, np.ndarray | None, int, str]:
@@ -120,95 +110,9 @@ def _odd_samples(data: np.ndarray, odd: str, draw: np.random.Generator) -> np.nd
     return {"short": data[:7], "empty": data[:0]}.get(odd, data)
 
 
-def _cut(draw: np.random.Generator, content: bytes) -> bytes:
-    return content[: int(draw.integers(len(content) + 1))]
-
-
-def _cut_early(draw: np.random.Generator, content: bytes) -> bytes:
-    return content[: int(draw.integers(min(200, len(content) + 1)))]
-
-
-def _flipped(draw: np.random.Generator, content: bytes) -> bytes:
-    data = bytearray(content)
-    for _ in range(int(draw.integers(1, 40)) if data else 0):
-        data[int(draw.integers(len(data)))] ^= 1 << int(draw.integers(8))
-    return bytes(data)
-
-
-def _new_header(draw: np.random.Generator, content: bytes) -> bytes:
-    """Numbers among the first bytes become extreme ones."""
-    data = bytearray(content)
-    for _ in range(int(draw.integers(1, 4))):
-        value = int(draw.choice((0, 1, 0x7F, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, int(draw.integers(2**32)))))
-        size = int(draw.choice((1, 2, 4)))
-        at = int(draw.integers(max(1, min(100, len(data)) - size)))
-        order = "little" if draw.random() < 0.6 else "big"
-        data[at : at + size] = (value % 256**size).to_bytes(size, order)
-    return bytes(data[: len(content)])
-
-
-def _hole(draw: np.random.Generator, content: bytes) -> bytes:
-    start, end = sorted(int(at) for at in draw.integers(len(content) + 1, size=2))
-    return content[:start] + bytes(end - start) + content[end:]
-
-
-def _without_middle(draw: np.random.Generator, content: bytes) -> bytes:
-    start, end = sorted(int(at) for at in draw.integers(len(content) + 1, size=2))
-    return content[:start] + content[end:]
-
-
-def _noise(draw: np.random.Generator, content: bytes) -> bytes:
-    start, end = sorted(int(at) for at in draw.integers(len(content) + 1, size=2))
-    return content[:start] + draw.bytes(end - start) + content[end:]
-
-
-def _more(draw: np.random.Generator, content: bytes) -> bytes:
-    return content + draw.bytes(int(draw.integers(1, 3000)))
-
-
-def _twice(draw: np.random.Generator, content: bytes) -> bytes:
-    return content + content[int(draw.integers(len(content) + 1)) :]
-
-
-def _headless(draw: np.random.Generator, content: bytes) -> bytes:
-    return content[int(draw.integers(1, 100)) :]
-
-
-def _text(draw: np.random.Generator, content: bytes) -> bytes:
-    return b"Bonjour, this is text.\n" * int(draw.integers(1, 200))
-
-
-CHANGES = (_cut, _cut, _cut_early, _flipped, _flipped, _new_header, _new_header, _new_header, _hole, _without_middle)
-CHANGES = (*CHANGES, _noise, _more, _twice, _headless, _text)
-
-
-def place(folder: Path, number: int, kind: str) -> Odd:
-    """What is no file, or a file with an odd name."""
-    path = folder / f"{number}.wav"
-    mono = buzz(0.3, number)
-    if kind == "directory":
-        path.mkdir(exist_ok=True)
-    elif kind == "pipe":
-        with suppress(FileExistsError):
-            os.mkfifo(path)
-    elif kind == "circle":
-        with suppress(FileExistsError):
-            path.symlink_to(path)
-    elif kind == "through":
-        put(path, b"")
-        path = path / "x.wav"
-    elif kind == "long":
-        path = folder / f"{number}{'x' * 300}.wav"
-    elif kind != "missing":
-        name = {"bytes": os.fsdecode(b"%d\xff\xe9.wav" % number), "line": f"{number}\n\t[b]'.wav"}.get(kind, path.name)
-        target = folder / name
-        buffer = io.BytesIO()
-        soundfile.write(buffer, mono, 16_000, format="WAV")
-        put(target, buffer.getvalue())
-        path = target
-        if kind == "link":
-            path = folder / f"{number}-link.wav"
-            with suppress(FileExistsError):
-                path.symlink_to(target)
-        return Odd(path, kind, mono, 16_000, 1e-4)
-    return Odd(path, kind)
+def _place(folder: Path, number: int, kind: str) -> Odd:
+    """What is no file, or a sound under an odd name."""
+    mono, buffer = buzz(0.3, number), io.BytesIO()
+    soundfile.write(buffer, mono, 16_000, format="WAV")
+    path = place(folder, number, kind, buffer.getvalue())
+    return Odd(path, kind, mono, 16_000, 1e-4) if kind in FILES else Odd(path, kind)

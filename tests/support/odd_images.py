@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.support.odd_files import CHANGES, PLACES, place, put
+from tests.support.odd_bytes import CHANGES, PLACES, place, put
 
 COMMON = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 FORMATS = (*COMMON, *COMMON, "PPM", "ICO", "EPS", "PDF", "TGA", "JPEG2000")
@@ -36,8 +36,8 @@ def write_odd_image(folder: Path, number: int) -> OddImage:
     """The file of this number, in `folder`. One that another process wrote is left as it is."""
     draw = np.random.default_rng([12, number])
     if draw.random() < 0.03:
-        odd = place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
-        return OddImage(odd.path, odd.story)
+        kind = PLACES[int(draw.integers(len(PLACES)))]
+        return OddImage(place(folder, number, kind, b"no picture"), kind)
     kind = str(draw.choice(FORMATS))
     content, pixels, story = _encoded(draw, kind)
     changed = content

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -77,7 +78,7 @@ def start(
     quiet: bool = False,
     streams: Sequence[IO[bytes] | int] = (subprocess.DEVNULL,) * 3,
 ) -> Program:
-    """Run `python -m WORDS`.
+    """Run `python -m WORDS`, or `python -c CODE ...`.
 
     imports: modules that are loaded before; they stay so for later programs. quiet: warnings are ignored, as by
         `-W ignore`.
@@ -88,6 +89,16 @@ def start(
     with open(os.devnull, "r+b") as nothing:
         files = [nothing if stream == subprocess.DEVNULL else stream for stream in streams]
         return Program(request, [file if isinstance(file, int) else file.fileno() for file in files])
+
+
+def said(code: str, imports: Sequence[str] = COMMANDS) -> str:
+    """What `python -W ignore -c CODE` writes to stdout. Raises: what it writes to stderr, where it fails."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        ended = start(["-c", code], imports, quiet=True, streams=(subprocess.DEVNULL, out, err)).wait()
+        for file in (out, err):
+            file.seek(0)
+        assert ended == 0, err.read().decode()
+        return out.read().decode()
 
 
 @cache
@@ -155,7 +166,10 @@ def main() -> None:
     if request["quiet"]:
         warnings.simplefilter("ignore")
     sys.argv = request["words"]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if sys.argv[0] == "-c":
+        exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

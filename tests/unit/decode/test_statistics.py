@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import pkgutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from mmdec.drafters.recycling import Recycling
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Plan, Prior
+from tests.support.ready import said
 from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
 
@@ -268,8 +268,7 @@ def test_a_name_is_the_same_in_another_process() -> None:
         "from mmdec.targets.text import TextTarget; from tests.support.tiny_text import llama; "
         "print(TextTarget(llama()).name)"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == TextTarget(llama()).name
+    assert said(code).split()[-1] == TextTarget(llama()).name
 
 
 def test_a_model_that_is_gone_leaves_its_name_to_nobody() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from mmdec.audio import SAMPLE_RATE
 from mmdec.training.whisper import augment as sounds
 from mmdec.types import InputError
+from tests.support.ready import said
 
 COUNT = 4 * SAMPLE_RATE
 FREQUENCY = np.fft.rfftfreq(COUNT, 1 / SAMPLE_RATE)
@@ -215,7 +214,7 @@ sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
 made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
 print(hashlib.blake2b(made.tobytes()).hexdigest())
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    found = said(code).strip()
     sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
     made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
     assert found == blake2b(made.tobytes()).hexdigest()
