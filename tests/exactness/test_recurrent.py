@@ -3,6 +3,7 @@ batches too, and a pass over a chain is scored as its single steps."""
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -18,11 +19,20 @@ from mmdec.targets.registry import target_of
 from mmdec.targets.states import BACKLOG, STATE_CACHE
 from mmdec.targets.text import text_scorer
 from mmdec.types import CACHE, Draft, InputError, Needs, Verdict
+from tests.support.pairwise import cover
 from tests.support.quantised import weights_alone
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
 from tests.support.wild import Wild
 
 TRIED = sorted(name.removesuffix("ForCausalLM") for name in FAMILIES if name.removesuffix("ForCausalLM") in OWN)
+
+
+GRID = {"family": TRIED, "drafter": ["lookup", "recycling", "wild"], "batch": [1, 4]}
+
+
+def cases() -> list[tuple[Any, ...]]:
+    """A pairwise cover; the whole grid with MMDEC_ALL=1."""
+    return [tuple(case.values()) for case in cover(GRID, bool(os.environ.get("MMDEC_ALL")))]
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +57,7 @@ def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
     assert difference(kind, recurrent_config(family), attention, text_scorer) < BOUND / 50
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("drafter", ["lookup", "recycling", "wild"])
-@pytest.mark.parametrize("family", TRIED)
+@pytest.mark.parametrize(("family", "drafter", "batch"), cases())
 def test_a_familys_texts_are_its_own(family: str, drafter: str, batch: int) -> None:
     model, inputs = recurrent_model(family), batch_of(family, batch)
     options: dict[str, Any] = {"max_new_tokens": 26, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
