@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tables import read_journal, write_text
+from tables import journal, read_journal
 
 TALLY = "heard.tsv"
 MARGIN = 5.0  # seconds
@@ -37,10 +37,7 @@ def record(text: Path, voices: Path, out: Path, count: int, shares: Sequence[flo
     kokoro = Kokoro(voices)
     base = yaml.safe_load(VOICES.read_text(encoding="utf-8"))["base"]
     sentences = [s for s in read_text(text, "dev") if 6 <= len(s.french.split()) <= 10][:count]
-    done = read_journal(out / MANIFEST)
-    if not done:
-        write_text(out / MANIFEST, [HEADER])
-    with (out / MANIFEST).open("a", encoding="utf-8") as journal:
+    with journal(out / MANIFEST, HEADER) as (done, add):
         for number, shares_of_styles in enumerate(voices_to_try(sorted(kokoro.styles), base, shares)):
             for sentence in sentences:
                 name = f"{sentence.name}-{'-'.join(f'{s}{p:g}' for s, p in shares_of_styles.items())}"
@@ -53,10 +50,7 @@ def record(text: Path, voices: Path, out: Path, count: int, shares: Sequence[flo
                     continue
                 path = Path(f"{number:03d}") / f"{name}.flac"
                 seconds = save_recording(out / path, samples)
-                journal.write(
-                    "\t".join((name, str(path), "dev", speaker, "1", f"{seconds:.3f}", sentence.french)) + "\n"
-                )
-                journal.flush()
+                add(name, str(path), "dev", speaker, "1", f"{seconds:.3f}", sentence.french)
 
 
 def judge(out: Path, whisper: str) -> None:
@@ -67,14 +61,11 @@ def judge(out: Path, whisper: str) -> None:
     from mmdec.training.metrics.text import word_edits
 
     rows = {name: row for name, row in read_journal(out / MANIFEST).items() if name != "id"}
-    heard = read_journal(out / TALLY)
-    with (out / TALLY).open("a", encoding="utf-8") as file:
-        for name, text in transcripts(
-            whisper, [(name, out / row[0]) for name, row in rows.items() if name not in heard]
-        ):
+    with journal(out / TALLY) as (heard, add):
+        missing = [(name, out / row[0]) for name, row in rows.items() if name not in heard]
+        for name, text in transcripts(whisper, missing):
             heard[name] = [text]
-            file.write(f"{name}\t{text}\n")
-            file.flush()
+            add(name, text)
     by_voice: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for name, row in rows.items():
         edits = word_edits(key(row[5].replace("'", " ")), key(heard[name][0].replace("'", " ")))
@@ -104,8 +95,8 @@ def transcripts(whisper: str, recordings: Sequence[tuple[str, Path]]) -> Iterato
         yield name, " ".join(loaded.tokenizer.decode(tokens[0], skip_special_tokens=True).split())
 
 
-def main() -> int:
-    """Exit code 0."""
+def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="folder of dev.tsv")
     parser.add_argument("--voices", type=Path, help="Kokoro's folder")
@@ -120,8 +111,7 @@ def main() -> int:
         record(arguments.text, arguments.voices, arguments.out, arguments.sentences, arguments.shares)
     else:
         parser.error("`--judge`, or `--text` and `--voices`, must be given, but neither is. See --help.")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

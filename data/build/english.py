@@ -26,21 +26,12 @@ import soundfile
 import voices
 from parent import end_with_parent
 from splits import Sentence, in_order, normalise, read_sentences, sample_train
-from tables import write_text
+from tables import whole, write_text
 
 RATE = 16000
 FLITE = {"kal": "male", "kal16": "male", "awb": "male", "rms": "male", "slt": "female"}  # awb_time tells times alone
 FLITE_SHARE = 0.4  # of the readers
-ACCENTS = (
-    "en-us",
-    "en-gb",
-    "en-gb-scotland",
-    "en-gb-x-rp",
-    "en-gb-x-gbclan",
-    "en-gb-x-gbcwmd",
-    "en-029",
-    "en-us-nyc",
-)
+ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029", "en-us-nyc")
 _QUIET = 0.01  # of the loudest sample
 
 
@@ -204,18 +195,13 @@ def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
             continue  # a paragraph read too slowly
         samples = samples / np.abs(samples).max() * draw.uniform(0.1, 0.95)
         path = folder / f"{name}-{index:04d}.flac"
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        soundfile.write(partial, samples, RATE, format="FLAC", subtype="PCM_16")
-        os.replace(partial, path)
+        with whole(path) as partial:
+            soundfile.write(partial, samples, RATE, format="FLAC", subtype="PCM_16")
         lines.append((f"{name}-{index:04d} {text}",))
     (folder / "reader.txt").write_text(f"{who.name} | {who.gender} | {who.words_per_minute} | {who.pitch}\n")
     if not failed:  # else the same command tries again
         write_text(transcript, lines)
     return failed
-
-
-def _record(arguments: tuple[Path, int, Chapter]) -> list[str]:
-    return record(*arguments)
 
 
 def main() -> int:
@@ -231,8 +217,8 @@ def main() -> int:
     planned = chapters(read_sentences(), arguments.chapters, arguments.held, arguments.seed, arguments.everyday)
     failed: list[str] = []
     with ProcessPoolExecutor(arguments.jobs, initializer=end_with_parent, initargs=(os.getpid(),)) as pool:
-        work = ((arguments.out, arguments.seed, chapter) for chapter in planned)
-        for count, bad in enumerate(pool.map(_record, work, chunksize=4)):
+        work = itertools.repeat(arguments.out), itertools.repeat(arguments.seed), planned
+        for count, bad in enumerate(pool.map(record, *work, chunksize=4)):
             failed += bad
             if count % 500 == 499:
                 print(f"{count + 1} chapters", flush=True)

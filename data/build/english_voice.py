@@ -22,7 +22,7 @@ from letter_rules import learn
 from lexicon import Phones, build_lexicon, english_words
 from parent import end_with_parent
 from splits import share
-from tables import read_journal, write_text
+from tables import journal, read_journal, whole, write_text
 
 from mmdec.phonetics.spelling import ABBREVIATIONS
 from mmdec.phonetics.spelling import WORDS as NUMBER_WORDS
@@ -38,13 +38,11 @@ _PLAIN = re.compile(r"[A-Za-z' ,.?!;-]+")
 
 def synthesise(text: str, path: Path) -> str:
     """Write `text` as 16 kHz PCM16 to `path`, whole or not at all; gives "phone:END phone:END ..." in seconds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    command = ["flite", "-voice", VOICE, "-psdur", "-t", text, "-o", str(partial)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-    if ":" not in output or partial.stat().st_size < 3200:
-        raise RuntimeError(f"flite gave no sound for {text!r}")
-    os.replace(partial, path)
+    with whole(path) as partial:
+        command = ["flite", "-voice", VOICE, "-psdur", "-t", text, "-o", str(partial)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        if ":" not in output or partial.stat().st_size < 3200:
+            raise RuntimeError(f"flite gave no sound for {text!r}")
     return output
 
 
@@ -80,11 +78,9 @@ def chosen_texts(folders: Sequence[Path], count: int) -> list[str]:
 
 def record(out: Path, texts: Sequence[str], jobs: int) -> list[str]:
     """Record what is not there yet and write the tables; gives what failed, by name."""
-    journal = out / JOURNAL
     names = {text: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:12] for text in texts}
     splits = {text: "dev" if share("voice", text) < DEV_SHARE else "train" for text in texts}
     out.mkdir(parents=True, exist_ok=True)
-    alignments = {text: said for text, (said,) in read_journal(journal).items()}
 
     def one(text: str) -> tuple[str, str, str]:
         try:
@@ -93,14 +89,14 @@ def record(out: Path, texts: Sequence[str], jobs: int) -> list[str]:
             return text, "", f"{text}: {error}"
 
     failed = []
-    with ThreadPoolExecutor(jobs) as pool, journal.open("a", encoding="utf-8") as file:
+    with ThreadPoolExecutor(jobs) as pool, journal(out / JOURNAL) as (done, add):
+        alignments = {text: said for text, (said,) in done.items()}
         for text, said, problem in pool.map(one, [text for text in texts if text not in alignments]):
             if problem:
                 failed.append(problem)
                 continue
             alignments[text] = said
-            file.write(f"{text}\t{said}\n")
-            file.flush()
+            add(text, said)
     for split in ("train", "dev"):
         here = [text for text in texts if text in alignments and splits[text] == split]
         write_text(out / f"{split}.tsv", [(names[text], text) for text in here])

@@ -71,6 +71,16 @@ def phones_of(text: str, language: str = "fr-fr") -> str:
     return (joined if language.startswith("fr") else joined.replace("ʁ", "r")).strip()
 
 
+def session(model: str | bytes) -> Any:
+    """A session of onnxruntime, which is imported here: voices can be planned without it. One thread. model: a path, or
+    a file's content."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 class Kokoro:
     """The network and its styles. One thread.
 
@@ -86,12 +96,7 @@ class Kokoro:
 
     @cached_property
     def network(self) -> Any:
-        """The session of onnxruntime, which is imported here: voices can be planned without it."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        return onnxruntime.InferenceSession(str(self.folder / MODEL), options, providers=["CPUExecutionProvider"])
+        return session(str(self.folder / MODEL))
 
     def style(self, shares: Mapping[str, float], phones: int) -> np.ndarray:
         """The mixed style for so many phones, (1, 256)."""

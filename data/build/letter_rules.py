@@ -14,7 +14,6 @@ from mmdec.phonetics.spelling import EDGE, REACH, SILENT, contexts
 Phones = tuple[str, ...]
 MOST = 2  # phones of a letter
 ROUNDS = 6
-LEAST = 1  # words that a rule must mend
 
 
 def _table(word: str, phones: Phones, weight: Mapping[tuple[str, Phones], float]) -> list[list[float]]:
@@ -100,7 +99,7 @@ def align(words: list[tuple[str, Phones]]) -> list[tuple[str, list[Phones]]]:
     return [(word, said) for word, said in aligned if said is not None]
 
 
-def learn(words: list[tuple[str, Phones]], least: int = LEAST) -> dict[str, Phones]:
+def learn(words: list[tuple[str, Phones]]) -> dict[str, Phones]:
     """Rules "left(letter)right" -> phones (`SILENT` alone for none), those that see least first."""
     seen: dict[str, Counter[Phones]] = defaultdict(Counter)
     wider: dict[str, str] = {}  # rule -> the one that sees a letter less
@@ -116,7 +115,7 @@ def learn(words: list[tuple[str, Phones]], least: int = LEAST) -> dict[str, Phon
     for name in sorted(seen, key=lambda name: (len(name), name)):
         usual = said_by.get(wider.get(name, ""))
         phones, count = max(seen[name].items(), key=lambda item: (item[1], item[0]))
-        if usual is None or (phones != usual and count - seen[name][usual] >= least):
+        if usual is None or count > seen[name][usual]:
             rules[name] = phones or (SILENT,)
             said_by[name] = phones
         else:

@@ -28,6 +28,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tables import write_text
+
 PAUSE = "pau"
 SILENCE = {"", "sil", "sp", "<eps>"}
 TIER = "phones"
@@ -126,14 +128,6 @@ def clip_name(name: str) -> str:
     return stem if stem.endswith(".mp3") else f"{stem}.mp3"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """The file appears complete, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
 def write_transcripts(table: Path, wavs: Path, out: Path) -> int:
     """The corpus as `mfa align` wants it: {name}.lab, and beside it a link to {name}.wav; returns how many."""
     count = 0
@@ -146,7 +140,7 @@ def write_transcripts(table: Path, wavs: Path, out: Path) -> int:
             link = out / wav.name
             if not link.exists():
                 link.symlink_to(os.path.relpath(wav, out))
-            write_whole(out / f"{line[0]}.lab", line[1] + "\n")
+            write_text(out / f"{line[0]}.lab", [(line[1],)])
             count += 1
     return count
 
@@ -169,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not rows:
         print(f"no usable TextGrid below {options.source}", file=sys.stderr)
         return 1
-    write_whole(options.out, "".join(f"{name}\t{line}\n" for name, line in rows))
+    write_text(options.out, rows)
     print(f"{len(rows)} alignments in {options.out}, {sum(map(len, bad.values()))} left out")
     return 0
 

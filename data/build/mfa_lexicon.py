@@ -25,6 +25,8 @@ import re
 import sys
 from pathlib import Path
 
+from tables import write_text
+
 from mmdec.phonetics.decoder import is_mark, tokenize
 from mmdec.phonetics.lexicon import pronounce
 
@@ -67,14 +69,6 @@ def keep(lexicon: Lexicon, words: list[str]) -> tuple[Lexicon, list[str]]:
     return {word: variants for word, variants in said.items() if variants}, [word for word in words if not said[word]]
 
 
-def write_whole(path: Path, lines: list[str]) -> None:
-    """The file appears complete, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    part.replace(path)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 1 where words have no pronunciation, 2 for a file that is no dictionary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,15 +90,13 @@ def main(arguments: list[str] | None = None) -> int:
     missing: list[str] = []
     if options.transcripts:
         lexicon, missing = keep(lexicon, words_of(options.transcripts))
-    write_whole(
-        options.lexicon,
-        [f"{word}\t{' '.join(phones)}" for word, variants in sorted(lexicon.items()) for phones in variants],
-    )
+    rows = [(word, " ".join(phones)) for word, variants in sorted(lexicon.items()) for phones in variants]
+    write_text(options.lexicon, rows)
     print(f"{len(lexicon)} words in {options.lexicon}")
     lacking = options.lexicon.with_name(f"{options.lexicon.name}.missing")
     lacking.unlink(missing_ok=True)
     if missing:
-        write_whole(lacking, missing)
+        write_text(lacking, [(word,) for word in missing])
         print(f"{len(missing)} words have no pronunciation; they are in {lacking}", file=sys.stderr)
         return 1
     return 0

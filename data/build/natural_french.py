@@ -11,7 +11,6 @@ recording follows from its sentence, so that the order of work and interruptions
 
 import argparse
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ import voices
 import yaml
 from kokoro import RATE, Kokoro, phones_of
 from splits import share
-from tables import read_journal, write_text
+from tables import journal, whole
 from tatoeba import key
 
 HEARD = 16_000  # Hz
@@ -133,21 +132,15 @@ def read_aloud(french: str, kokoro: Kokoro, shares: Mapping[str, float], speed: 
 
 def save_recording(path: Path, samples: np.ndarray) -> float:
     """Write 16 kHz samples as flac, whole or not at all; gives their seconds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    soundfile.write(partial, samples, HEARD, format="FLAC", subtype="PCM_16")
-    os.replace(partial, path)
+    with whole(path) as partial:
+        soundfile.write(partial, samples, HEARD, format="FLAC", subtype="PCM_16")
     return len(samples) / HEARD
 
 
 def build(planned: Sequence[Sentence], kokoro: Kokoro, table: Mapping, out: Path) -> list[str]:
     """Read what the manifest lacks; gives what failed, by name. The manifest grows by a line after each file."""
-    manifest = out / MANIFEST
-    done = read_journal(manifest)
-    if not done:
-        write_text(manifest, [HEADER])
     failed = []
-    with manifest.open("a", encoding="utf-8") as journal:
+    with journal(out / MANIFEST, HEADER) as (done, add):
         for sentence in planned:
             if sentence.name in done:
                 continue
@@ -159,9 +152,7 @@ def build(planned: Sequence[Sentence], kokoro: Kokoro, table: Mapping, out: Path
                 continue
             path = Path(sentence.split) / sentence.name[-2:] / f"{sentence.name}.flac"
             seconds = save_recording(out / path, samples)
-            row = (sentence.name, str(path), sentence.split, speaker, f"{speed:g}", f"{seconds:.3f}", sentence.french)
-            journal.write("\t".join(row) + "\n")
-            journal.flush()
+            add(sentence.name, str(path), sentence.split, speaker, f"{speed:g}", f"{seconds:.3f}", sentence.french)
     return failed
 
 

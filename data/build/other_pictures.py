@@ -20,23 +20,8 @@ from PIL import Image, ImageDraw, ImageFilter
 
 SIDES = (96, 480)  # pixels, the shortest and the longest
 WORDS = (
-    "the",
-    "of",
-    "and",
-    "that",
-    "it",
-    "was",
-    "for",
-    "on",
-    "are",
-    "as",
-    "with",
-    "they",
-    "be",
-    "this",
-    "from",
-    "have",
-)
+    "the", "of", "and", "that", "it", "was", "for", "on", "are", "as", "with", "they", "be", "this", "from", "have",
+)  # fmt: skip
 Rgb = tuple[int, int, int]
 Pen = ImageDraw.ImageDraw
 

@@ -22,7 +22,7 @@ import yaml
 from kokoro import RATE, Kokoro, phones_of
 from natural_french import HEARD, MANIFEST, SPEEDS, save_recording, trim
 from splits import share
-from tables import read_journal, write_text
+from tables import journal
 
 HEADER = ("id", "path", "split", "speaker", "chapter", "text")
 WORDS_A_MINUTE = (130, 190)  # of espeak-ng
@@ -70,11 +70,8 @@ def read_aloud(sentence: Sentence, kokoro: Kokoro | None) -> tuple[np.ndarray, s
 
 def build(planned: Iterator[Sentence], kokoro: Kokoro | None, out: Path) -> list[str]:
     """Read what the manifest lacks; gives what failed, by name."""
-    manifest = out / MANIFEST
-    done, failed = read_journal(manifest), []
-    if not done:
-        write_text(manifest, [HEADER])
-    with manifest.open("a", encoding="utf-8") as journal:
+    failed = []
+    with journal(out / MANIFEST, HEADER) as (done, add):
         for sentence in planned:
             if sentence.name in done:
                 continue
@@ -85,9 +82,7 @@ def build(planned: Iterator[Sentence], kokoro: Kokoro | None, out: Path) -> list
                 continue
             path = Path(sentence.split) / f"{sentence.name}.flac"
             save_recording(out / path, samples)
-            row = (sentence.name, str(path), sentence.split, speaker, sentence.language, sentence.text)
-            journal.write("\t".join(row) + "\n")
-            journal.flush()
+            add(sentence.name, str(path), sentence.split, speaker, sentence.language, sentence.text)
     return failed
 
 

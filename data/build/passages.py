@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from english import RATE, Reader, flite_voices, read_aloud
 from kokoro import RATE as KOKORO_RATE
-from kokoro import Kokoro, phones_of
+from kokoro import Kokoro, phones_of, session
 from natural_french import HEADER, MANIFEST, save_recording, trim
 from splits import share
-from tables import read_journal, write_text
+from tables import journal
 from voices import resample
 
 BOOKS = 0.7  # of the passages
@@ -92,15 +92,11 @@ def passages(books: Sequence[list[str]], everyday: Sequence[str], seed: int) -> 
 @cache
 def piper(folder: Path) -> tuple[Any, Any, int]:
     """Piper's module, its voice in a folder, and the voice's rate."""
-    onnxruntime: Any = import_module("onnxruntime")
     module: Any = import_module("piper")
     settings: Any = import_module("piper.config")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
     model = next(folder.glob("*.onnx"))
     config = settings.PiperConfig.from_dict(json.loads(model.with_suffix(".onnx.json").read_text(encoding="utf-8")))
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    return module, module.PiperVoice(session=session, config=config), config.sample_rate
+    return module, module.PiperVoice(session=session(str(model)), config=config), config.sample_rate
 
 
 def piper_speech(text: str, folder: Path, speed: float, noise: float) -> np.ndarray:
@@ -155,8 +151,8 @@ def read_passage(
     return (joined / max(float(np.abs(joined).max()), 1e-3) * 0.7).astype(np.float32), name, speed
 
 
-def main() -> int:
-    """Exit code 0."""
+def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--piper", type=Path)
@@ -168,12 +164,8 @@ def main() -> int:
     given = parser.parse_args()
     books = [book_sentences(path) for path in given.text if path.suffix == ".txt"]
     everyday = [text for path in given.text if path.suffix == ".tsv" for text in table_sentences(path)]
-    manifest = given.out / MANIFEST
-    done = read_journal(manifest)
-    if not done:
-        write_text(manifest, [HEADER])
-    seconds = sum(float(row[4]) for name, row in done.items() if name != HEADER[0])
-    with manifest.open("a", encoding="utf-8") as journal:
+    with journal(given.out / MANIFEST, HEADER) as (done, add):
+        seconds = sum(float(row[4]) for name, row in done.items() if name != HEADER[0])
         for number, texts in passages(books, everyday, given.seed):
             if seconds >= given.hours * 3600:
                 break
@@ -190,12 +182,9 @@ def main() -> int:
             path = Path(f"{number % 100:02d}") / f"{name}.flac"
             length = save_recording(given.out / path, samples)
             split = "dev" if number % HELD == HELD - 1 else "train"
-            row = (name, str(path), split, who, f"{speed:.3f}", f"{length:.3f}", " ".join(texts))
-            journal.write("\t".join(row) + "\n")
-            journal.flush()
+            add(name, str(path), split, who, f"{speed:.3f}", f"{length:.3f}", " ".join(texts))
             seconds += length
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 import english_voice
@@ -19,7 +20,7 @@ from parent import end_with_parent
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from splits import Sentence, in_order, recordings_of, sample_train, share
-from tables import read_journal, write_text
+from tables import journal, whole, write_text
 
 SPLITS = ("train", "dev", "test", "test_voices")
 _HEADER = ("client_id", "path", "sentence", "up_votes", "down_votes", "age", "gender", "accents", "locale", "segment")
@@ -100,18 +101,15 @@ def _record_french(root: Path, seed: int, number: int, split: str, french: str) 
     if path.exists():
         return
     samples, _ = voices.record(french, _generator(seed, number), held_out=split == "test_voices")
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    soundfile.write(partial, samples, voices.RATE, format="MP3")
-    os.replace(partial, path)
+    with whole(path) as partial:
+        soundfile.write(partial, samples, voices.RATE, format="MP3")
 
 
 def _link(source: Path, target: Path) -> None:
     if target.exists():
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    os.link(source, partial)
-    os.replace(partial, target)
+    with whole(target) as partial:
+        os.link(source, partial)
 
 
 def run_task(root: Path, seed: int, task: Task) -> tuple[Task, str, list[str]]:
@@ -132,10 +130,6 @@ def run_task(root: Path, seed: int, task: Task) -> tuple[Task, str, list[str]]:
         except Exception as error:
             failed.append(f"{french}: {error}")
     return task, alignment, failed
-
-
-def _run_task(arguments: tuple[Path, int, Task]) -> tuple[Task, str, list[str]]:
-    return run_task(*arguments)
 
 
 def write_tables(root: Path, plan: Plan, rows: Sequence[Recording], alignments: dict[str, str]) -> None:
@@ -188,14 +182,9 @@ def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, s
         print(problem, file=sys.stderr)
         return 2
     (root / "cv" / "fr" / "clips").mkdir(parents=True, exist_ok=True)
-    alignments = {text: said for text, (said,) in read_journal(root / _JOURNAL).items()}
     grouped: dict[str, list[Recording]] = {}
     for row in rows:
         grouped.setdefault(row.translation, []).append(row)
-    tasks = [
-        Task(text, tuple((row.number, row.split, row.sentence.french) for row in same), text in alignments)
-        for text, same in grouped.items()
-    ]
     failed: list[str] = []
     console = Console(stderr=True)
     columns = (
@@ -207,16 +196,20 @@ def build(root: Path, plan: Plan, sentences: Sequence[Sentence], jobs: int, *, s
     )
     with (
         ProcessPoolExecutor(jobs, initializer=end_with_parent, initargs=(os.getpid(),)) as pool,
-        (root / _JOURNAL).open("a", encoding="utf-8") as journal,
+        journal(root / _JOURNAL) as (done, add),
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
     ):
+        alignments = {text: said for text, (said,) in done.items()}
+        tasks = [
+            Task(text, tuple((row.number, row.split, row.sentence.french) for row in same), text in alignments)
+            for text, same in grouped.items()
+        ]
         bar = progress.add_task("recordings", total=len(rows))
-        work = ((root, plan.seed, task) for task in tasks)
-        for count, (task, alignment, bad) in enumerate(pool.map(_run_task, work, chunksize=8)):
+        work = repeat(root), repeat(plan.seed), tasks
+        for count, (task, alignment, bad) in enumerate(pool.map(run_task, *work, chunksize=8)):
             if alignment:
                 alignments[task.english] = alignment
-                journal.write(f"{task.english}\t{alignment}\n")
-                journal.flush()
+                add(task.english, alignment)
             failed += bad
             progress.advance(bar, len(task.rows))
             if count % 1500 == 1499:

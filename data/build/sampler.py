@@ -7,8 +7,6 @@ openai/whisper-base understands.
 """
 
 import argparse
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ import soundfile
 import yaml
 from kokoro import Kokoro
 from natural_french import HEARD, VOICES, read_aloud
-from tables import write_text
+from tables import whole, write_text
 from tatoeba import key
 
 
@@ -74,23 +72,21 @@ def write_samples(folder: Path, samples: Sequence[Sample], text: Sequence[Path],
             raise ValueError(f"`SAMPLES` must hold test sentences, but has {sample.french!r}. Take one of test.tsv.")
         heard, _ = read_aloud(sample.french, kokoro, held_out_voice(sample.style, table), sample.speed)
         path = folder / f"{sample.name}.wav"
-        partial = path.with_name(f"{path.name}.partial")
-        soundfile.write(partial, heard, HEARD, format="WAV", subtype="PCM_16")
-        os.replace(partial, path)
+        with whole(path) as partial:
+            soundfile.write(partial, heard, HEARD, format="WAV", subtype="PCM_16")
         rows.append((path.name, sample.french, *dict.fromkeys(english)))
     write_text(folder / "samples.tsv", rows)
 
 
-def main() -> int:
-    """Exit code 0."""
+def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="folders of {train,dev,test}.tsv")
     parser.add_argument("--voices", type=Path, required=True, help="Kokoro's folder: network, signs, styles")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     arguments = parser.parse_args()
     write_samples(arguments.out, SAMPLES, arguments.text, Kokoro(arguments.voices))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,22 +9,12 @@ from scene_wordings import Claim, Turn, listed, turn
 from scene_words import POSITIONS, STEPS
 
 Graph = dict[str, Any]
-KINDS = {
-    "tag": "a price tag",
-    "sign": "a sign",
-    "clock": "a clock",
-    "ticket": "a ticket",
-    "timetable": "a timetable",
-    "menu": "a menu",
-    "thermometer": "a thermometer",
-    "map": "a map",
-}
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
 def descriptions(graph: Graph, draw: Random, held: bool) -> Iterator[Turn]:
     """What the picture shows decides on the form, the question on the order."""
-    text, claims = DESCRIBE[graph["kind"]](graph)
+    text, claims = KINDS[graph["kind"]][1](graph)
     yield turn(draw, "describe", held, text, claims)
     if graph["kind"] in ("menu", "timetable"):
         text, claims = rows_backwards(graph)
@@ -195,22 +185,22 @@ def describe_map(graph: Graph) -> tuple[str, list[Claim]]:
     return text, [(route, "route"), (stations[0], start), (stations[-1], end), *((step,) for step in steps)]
 
 
-DESCRIBE = {
-    "tag": describe_tag,
-    "sign": describe_sign,
-    "clock": describe_clock,
-    "ticket": describe_ticket,
-    "timetable": describe_rows,
-    "menu": describe_rows,
-    "thermometer": describe_thermometer,
-    "map": describe_map,
+KINDS = {  # what it is, and how it is described
+    "tag": ("a price tag", describe_tag),
+    "sign": ("a sign", describe_sign),
+    "clock": ("a clock", describe_clock),
+    "ticket": ("a ticket", describe_ticket),
+    "timetable": ("a timetable", describe_rows),
+    "menu": ("a menu", describe_rows),
+    "thermometer": ("a thermometer", describe_thermometer),
+    "map": ("a map", describe_map),
 }
 
 
 def questions(graph: Graph, draw: Random, held: bool) -> Iterator[Turn]:
     """All that is asked of a scene that is read, in no order."""
     kind = graph["kind"]
-    yield turn(draw, "kind", held, KINDS[kind])
+    yield turn(draw, "kind", held, KINDS[kind][0])
     if kind == "tag":
         yield turn(draw, "word", held, graph["item"], where="the first line")
         yield turn(draw, "price", held, graph["price"], where="the second line")

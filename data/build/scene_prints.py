@@ -1,6 +1,7 @@
 """Scenes that are read: price tags, signs, clocks, tickets, timetables, menus, thermometers and maps.
 
-Each has a function that draws a scene graph, a plain dictionary whose "kind" names it, and one that draws its picture.
+Each kind has a function that draws a scene graph, a plain dictionary whose "kind" names it, and one that draws its
+picture.
 """
 
 import math
@@ -170,9 +171,6 @@ def menu_picture(graph: Graph, draw: Random, font: str) -> Canvas:
     return canvas
 
 
-timetable_picture = menu_picture
-
-
 def ticket_picture(graph: Graph, draw: Random, font: str) -> Canvas:
     canvas = Canvas(shade(draw.choice(list(WALLS.values())), draw), draw)
     ink = paper(canvas, draw)
@@ -296,23 +294,13 @@ def map_picture(graph: Graph, draw: Random, font: str) -> Canvas:
     return canvas
 
 
-GRAPHS = {
-    "tag": tag_graph,
-    "sign": sign_graph,
-    "clock": clock_graph,
-    "ticket": ticket_graph,
-    "timetable": timetable_graph,
-    "menu": menu_graph,
-    "thermometer": thermometer_graph,
-    "map": map_graph,
-}
-PICTURES = {
-    "tag": tag_picture,
-    "sign": sign_picture,
-    "clock": clock_picture,
-    "ticket": ticket_picture,
-    "timetable": timetable_picture,
-    "menu": menu_picture,
-    "thermometer": thermometer_picture,
-    "map": map_picture,
+KINDS = {
+    "tag": (tag_graph, tag_picture),
+    "sign": (sign_graph, sign_picture),
+    "clock": (clock_graph, clock_picture),
+    "ticket": (ticket_graph, ticket_picture),
+    "timetable": (timetable_graph, menu_picture),
+    "menu": (menu_graph, menu_picture),
+    "thermometer": (thermometer_graph, thermometer_picture),
+    "map": (map_graph, map_picture),
 }

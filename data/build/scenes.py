@@ -13,7 +13,6 @@ patches show. Fonts: see scene_fonts.
 import argparse
 import io
 import json
-import os
 import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -31,6 +30,7 @@ from PIL import Image
 from scene_canvas import CLASSES, TINTS
 from scene_wordings import Turn, in_passing
 from splits import share
+from tables import whole
 
 SHARD = 500  # scenes that are written together
 SALT = "mmdec scenes 1"
@@ -75,7 +75,7 @@ def split_of(graph: Graph) -> str:
 
 def draw_graph(kind: str, draw: random.Random) -> Graph:
     """One scene graph of a kind."""
-    return scene_objects.draw_graph(kind, draw) if kind in ("room", "street") else scene_prints.GRAPHS[kind](draw)
+    return scene_objects.draw_graph(kind, draw) if kind in ("room", "street") else scene_prints.KINDS[kind][0](draw)
 
 
 def draw_scene(split: str, seed: int, number: int, kind: str | None = None, hurried: bool = True) -> Scene:
@@ -89,7 +89,7 @@ def draw_scene(split: str, seed: int, number: int, kind: str | None = None, hurr
     if kind in ("room", "street"):
         canvas = scene_objects.draw_picture(graph, draw)
     else:
-        canvas = scene_prints.PICTURES[kind](graph, draw, font)
+        canvas = scene_prints.KINDS[kind][1](graph, draw, font)
     picture = canvas.finish()  # before the talk: both draw
     held = split == "test_templates"
     turns = talk(graph, draw, held)
@@ -154,9 +154,8 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    with whole(path) as partial:
+        partial.write_bytes(content)
 
 
 def join(root: Path, split: str, shards: int) -> None:
@@ -182,11 +181,6 @@ def write_samples(folder: Path, seed: int) -> None:
             f"{kind}.png\t{t.task}\t{t.question}\t{t.answer}" for t in sorted(chosen.values(), key=lambda t: t.task)
         ]
     write_whole(folder / "samples.tsv", ("\n".join(lines) + "\n").encode())
-
-
-def _write(arguments: tuple[Path, str, int, int, int]) -> str:
-    write_shard(*arguments)
-    return arguments[1]
 
 
 def main() -> int:
@@ -222,7 +216,7 @@ def main() -> int:
         for shard in range(-(-count // SHARD))
     ]
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for done, _ in enumerate(pool.map(_write, work), 1):
+        for done, _ in enumerate(pool.map(write_shard, *zip(*work, strict=True)), 1):
             if done % 20 == 0:
                 print(f"{done} of {len(work)} shards", flush=True)
     for split, count in counts.items():

@@ -9,7 +9,6 @@ left out, since a Whisper writes them as numbers.
 """
 
 import argparse
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -51,16 +50,15 @@ def _pairs(path: Path) -> list[tuple[str, str]]:
     return [(name, rest.strip()) for name, _, rest in (line.replace("\t", " ").partition(" ") for line in lines)]
 
 
-def main() -> int:
-    """Exit code 0."""
+def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     given = parser.parse_args()
     found = rows(given.corpus)
     write_text(given.corpus / "manifest.tsv", [("path", "text", "split", "speaker"), *found])
     print(f"{len(found)} recordings")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

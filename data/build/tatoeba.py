@@ -177,8 +177,8 @@ def build(pairs: Path, out: Path, count: int) -> None:
         (out / "NOTICE").write_text(NOTICE, encoding="utf-8")
 
 
-def main() -> int:
-    """Exit code 0."""
+def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, required=True, help="fra-eng.zip, or the fra.txt that it holds")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
@@ -189,8 +189,7 @@ def main() -> int:
             f"`--pairs` must be a file, but {arguments.pairs} is not. See data/README.md for where it is from."
         )
     build(arguments.pairs, arguments.out, arguments.words)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import soundfile
 from english import RATE
-from kokoro import MODEL, Kokoro, phones_of
+from kokoro import MODEL, Kokoro, phones_of, session
 from passages import book_sentences
 from voices import resample
 
@@ -109,14 +109,9 @@ class TimedKokoro(Kokoro):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         onnx: Any = import_module("onnx")
-        onnxruntime: Any = import_module("onnxruntime")
         model = onnx.load(str(folder / MODEL))
         model.graph.output.append(onnx.helper.make_empty_tensor_value_info(DURATIONS))
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self.network = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        self.network = session(model.SerializeToString())
 
     def phrase(self, words: Sequence[str], voice: str, speed: float) -> Phrase:
         """A phrase; words are what stands between spaces in the phones, too."""
@@ -171,8 +166,8 @@ def recorded(said: Sequence[Phrase], noise: float | None, draw: np.random.Genera
     return (mixed / max(1.0, float(np.abs(mixed).max()))).astype(np.float32), words
 
 
-def main() -> int:
-    """Exit code 0."""
+def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--kokoro", type=Path, help="folder of Kokoro; without it flite alone")
@@ -217,8 +212,7 @@ def main() -> int:
         with manifest.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         count += 1
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

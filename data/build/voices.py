@@ -13,21 +13,9 @@ ACCENTS = {"fr-fr": "France", "fr-be": "Belgique", "fr-ch": "Suisse"}
 HELD_OUT = ("Andrea", "belinda", "f2", "klatt3", "m4", "m7", "Mike", "victor", "steph2")
 # Whispers, croaks, robots and effects: not what a traveller sounds like.
 _UNUSED = (
-    "croak",
-    "demonic",
-    "whisper",
-    "robo",
-    "robot",
-    "ricishay",
-    "announcer",
-    "fast",
-    "zac",
-    "sandro",
-    "caleb",
-    "iven",
-    "mr ",
-    "storm",
-)
+    "croak", "demonic", "whisper", "robo", "robot", "ricishay", "announcer", "fast", "zac", "sandro", "caleb", "iven",
+    "mr ", "storm",
+)  # fmt: skip
 RATE = 22050
 
 
@@ -125,15 +113,12 @@ def place(samples: np.ndarray, random: np.random.Generator, rate: int) -> np.nda
     return samples
 
 
-def record(
-    text: str, random: np.random.Generator, *, held_out: bool, clean: bool = False
-) -> tuple[np.ndarray, Speaker]:
+def record(text: str, random: np.random.Generator, *, held_out: bool) -> tuple[np.ndarray, Speaker]:
     """One recording of `text`: voice, rate, pitch, silence, room, noise and gain drawn from `random`."""
     voice = speaker(random, held_out=held_out)
     rate, pitch = int(random.integers(120, 201)), int(random.integers(20, 81))
     samples = speak(text, voice, rate, pitch)
     before, after = random.uniform(0, 0.4, size=2)
     samples = np.pad(samples, (int(before * RATE), int(after * RATE)))
-    if not clean:
-        samples = place(samples, random, RATE)
+    samples = place(samples, random, RATE)
     return (samples / np.abs(samples).max() * random.uniform(0.1, 0.95)).astype(np.float32), voice

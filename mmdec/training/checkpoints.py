@@ -70,14 +70,6 @@ def any_process(trainer: Trainer, flag: bool) -> bool:
     return flag if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(flag, all=False)
 
 
-def check_finite_training(state: Mapping[str, Tensor], step: int, options: Mapping[str, Any] | None) -> None:
-    """Raise MmdecError for weights that are not finite. step: the training step.
-    options: the module's hyperparameters, which name the learning rate."""
-    fault = not_finite(state)
-    if fault:
-        raise diverged(fault, step, options or {})
-
-
 def not_finite(state: Mapping[str, Tensor]) -> str:
     """Say which weights of a state dict are not finite, for a message; "" if all are finite."""
     names = [name for name, value in state.items() if isinstance(value, Tensor) and not is_finite(value)]
@@ -123,9 +115,9 @@ class WholeCheckpoints(CheckpointIO):
         """Write the file in one step. Raises MmdecError for weights that are not finite, and if the file cannot be
         written; an earlier file then stays as it was."""
         if Path(path).name != HANDED:
-            check_finite_training(
-                checkpoint["state_dict"], checkpoint["global_step"], checkpoint.get("hyper_parameters")
-            )
+            fault = not_finite(checkpoint["state_dict"])
+            if fault:
+                raise diverged(fault, checkpoint["global_step"], checkpoint.get("hyper_parameters") or {})
         try:
             with whole_file(check_local(path, "dirpath")) as file:
                 torch.save(_without_units(checkpoint), file)
@@ -340,11 +332,9 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
     for state in states:
         count += 1
         for name, value in state.items():
-            total[name] = (
-                total[name] + value.double()
-                if name in total and value.is_floating_point()
-                else (value.double() if value.is_floating_point() else value)
-            )
+            if value.is_floating_point():
+                value = total[name] + value.double() if name in total else value.double()
+            total[name] = value
     return {name: (value / count).float() if value.is_floating_point() else value for name, value in total.items()}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 import torch
@@ -61,91 +61,84 @@ class TokenStore:
             self.lines.append(*(json.dumps([name, ids]) for name, ids in tokens.items()))
 
 
-@final
-class StateStore:
-    """Stores tokens (n,) and states (n, H) by name, such as a text and the decoder states that predict its tokens.
+Entry = TypeVar("Entry", int, list[int])
 
-    States are in `{rank}.f16` in half precision and are read through memory maps. Training code must round newly
-    computed states to half precision, too: then a resumed run computes the same numbers.
+
+class _Rows(Generic[Entry]):
+    """Stores rows (n, W) by name in half precision, in `{rank}.f16`, and reads them through memory maps.
+
+    The entry of a name is the number n, or n tokens. Training code must round newly computed rows to half precision,
+    too: then a resumed run computes the same numbers.
     """
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: channels of a state, H. rank: number of this process, which writes files of its own. States that are
+        """width: channels of a row, W. rank: number of this process, which writes files of its own. Rows that are
         missing at the end of a truncated file are ignored."""
         self.lines = JsonLines(folder, rank)
         self.width, self.file = width, folder / f"{rank}.f16"
-        self.index: dict[str, tuple[Path, int, list[int]]] = {}  # name -> file, the states' first byte in it, tokens
+        self.index: dict[str, tuple[Path, int, Entry]] = {}  # name -> file, the first row's first byte in it, entry
         sizes: dict[Path, int] = {}
-        for path, (name, begin, tokens) in self.lines.read():
+        for path, (name, begin, entry) in self.lines.read():
             data = path.with_suffix(".f16")
             if data not in sizes:
                 sizes[data] = data.stat().st_size if data.is_file() else 0
-            if begin + 2 * width * len(tokens) <= sizes[data]:
-                self.index[name] = data, begin, tokens
+            if begin + 2 * width * _count(entry) <= sizes[data]:
+                self.index[name] = data, begin, entry
 
     def __contains__(self, name: object) -> bool:
         return name in self.index
+
+    def _rows(self, name: str) -> Tensor:
+        """Return the rows (n, W) of a name, float32. Raises KeyError for an unknown name."""
+        path, begin, entry = self.index[name]
+        shape = _count(entry), self.width
+        if not shape[0]:  # no memory map is empty
+            return torch.zeros(shape)
+        return torch.from_numpy(np.memmap(path, np.float16, "r", begin, shape).astype(np.float32))
+
+    def _add(self, values: Iterable[tuple[str, Entry, Tensor]]) -> None:
+        """Store the entry and the rows of each name. Names are written last: a stored name has all its rows."""
+        lines = []
+        with open(self.file, "ab") as file:
+            for name, entry, rows in values:
+                begin = file.tell()
+                file.write(rows.half().cpu().numpy().tobytes())
+                self.index[name] = self.file, begin, entry
+                lines.append(json.dumps([name, begin, entry]))
+        self.lines.append(*lines)
+
+
+def _count(entry: int | list[int]) -> int:
+    return entry if isinstance(entry, int) else len(entry)
+
+
+@final
+class StateStore(_Rows[list[int]]):
+    """Stores tokens (n,) and states (n, H) by name, such as a text and the decoder states that predict its tokens."""
 
     def names(self) -> Iterable[str]:
         return self.index.keys()
 
     def get(self, name: str) -> tuple[list[int], Tensor]:
         """Return the n tokens of a text and their states (n, H), float32. Raises KeyError for an unknown name."""
-        path, begin, tokens = self.index[name]
-        count = len(tokens) * self.width
-        if not count:
-            return tokens, torch.zeros(0, self.width)
-        states = np.memmap(path, np.float16, "r", begin, (count,))
-        return tokens, torch.from_numpy(states.astype(np.float32)).view(-1, self.width)
+        return self.index[name][2], self._rows(name)
 
     def add(self, texts: Mapping[str, tuple[list[int], Tensor]]) -> None:
-        """Store texts by name: n tokens and their states (n, H). Names are written last: a stored name has all its
-        states."""
-        lines = []
-        with open(self.file, "ab") as file:
-            for name, (tokens, states) in texts.items():
-                begin = file.tell()
-                file.write(states.half().cpu().numpy().tobytes())
-                self.index[name] = self.file, begin, list(tokens)
-                lines.append(json.dumps([name, begin, list(tokens)]))
-        self.lines.append(*lines)
+        """Store texts by name: n tokens and their states (n, H)."""
+        self._add((name, list(tokens), states) for name, (tokens, states) in texts.items())
 
 
 @final
-class FrameStore:
-    """Stores the frames (n, D) of sounds by name, such as an encoder's states, in files like those of `StateStore`."""
-
-    def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: channels of a frame, D. rank: number of this process, which writes files of its own. Frames that are
-        missing at the end of a truncated file are ignored."""
-        self.lines = JsonLines(folder, rank)
-        self.width, self.file = width, folder / f"{rank}.f16"
-        self.index: dict[str, tuple[Path, int, int]] = {}  # name -> file, first byte in it, number of frames
-        for path, (name, begin, count) in self.lines.read():
-            data = path.with_suffix(".f16")
-            if data.is_file() and begin + 2 * width * count <= data.stat().st_size:
-                self.index[name] = data, begin, count
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.index
+class FrameStore(_Rows[int]):
+    """Stores the frames (n, D) of sounds by name, such as an encoder's states."""
 
     def length(self, name: str) -> int:
         return self.index[name][2]
 
     def get(self, name: str) -> Tensor:
         """Return the n frames (n, D) of a sound, float32. Raises KeyError for an unknown name."""
-        path, begin, count = self.index[name]
-        frames = np.memmap(path, np.float16, "r", begin, (count, self.width))
-        return torch.from_numpy(frames.astype(np.float32))
+        return self._rows(name)
 
     def add(self, frames: Mapping[str, Tensor]) -> None:
-        """Store sounds by name: frames (n, D), n at least 1. Names are written last: a stored name has all its
-        frames."""
-        lines = []
-        with open(self.file, "ab") as file:
-            for name, rows in frames.items():
-                begin = file.tell()
-                file.write(rows.half().cpu().numpy().tobytes())
-                self.index[name] = self.file, begin, len(rows)
-                lines.append(json.dumps([name, begin, len(rows)]))
-        self.lines.append(*lines)
+        """Store sounds by name: frames (n, D), n at least 1."""
+        self._add((name, len(rows), rows) for name, rows in frames.items())

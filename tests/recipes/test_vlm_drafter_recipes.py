@@ -18,7 +18,7 @@ import yaml
 import mmdec
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.vlm_drafters.regenerate import draft_data, draft_module
+from mmdec.training.vlm_drafters.regenerate import draft_data, named
 from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
 from tests.support.killed import train_until_killed
@@ -123,7 +123,7 @@ def test_options_of_large_recipes_exist(path: Path) -> None:
     """Their models are not at hand: only the options are read."""
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert f"fit --config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
-    module = draft_module(recipe["model"]["class_path"], **recipe["model"]["init_args"])
+    module = named(recipe["model"]["class_path"])(**recipe["model"]["init_args"])
     assert module.system == path.stem.partition("-")[0]
     assert draft_data(recipe).base == recipe["data"]["init_args"]["base"]
     assert recipe["trainer"]["default_root_dir"] == f"runs/vlm_drafters/{path.stem}"

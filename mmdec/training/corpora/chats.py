@@ -104,15 +104,15 @@ def _conversation(row: object, place: str, names: Names, answered: bool) -> Conv
     """Check a row and return its conversation. answered: whether the last question must have an answer.
     place: where the row is, for errors. names: turns the names of pictures into paths."""
     if not isinstance(row, dict):
-        raise _refuse(place, "fields", row)
+        raise malformed(place, "fields", row)
     name = row.get("id", place.split()[1])
     if not isinstance(name, str | int):
-        raise _refuse(place, "a string or a number as `id`", name)
+        raise malformed(place, "a string or a number as `id`", name)
     row = {name: value for name, value in row.items() if value is not None}  # null means missing
     named = row.get("image", row.get("images", []))
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
-        raise _refuse(place, "a path or a list of paths as `image`", named)
+        raise malformed(place, "a path or a list of paths as `image`", named)
     said = list(_said(row, place))
     notes = {key: value for key, value in row.items() if key not in ("id", "image", "images", *LAYOUTS, *ASKED)}
     if said and said[0][0] == SYSTEM:
@@ -121,13 +121,13 @@ def _conversation(row: object, place: str, names: Names, answered: bool) -> Conv
         said.append(("assistant", ""))
     wrong = (SPEAKERS.get(role) != index % 2 for index, (role, _) in enumerate(said))
     if len(said) % 2 or not 2 <= len(said) <= 2 * MAX_TURNS or any(wrong):
-        raise _refuse(place, "questions and answers in turn, 1 to 1000 of each", [role for role, _ in said])
+        raise malformed(place, "questions and answers in turn, 1 to 1000 of each", [role for role, _ in said])
     turns = tuple(
         (question.replace(IMAGE, "").strip(), answer.strip())
         for (_, question), (_, answer) in zip(said[::2], said[1::2], strict=True)
     )
     if any(not question for question, _ in turns):
-        raise _refuse(place, "a text in each question", row)
+        raise malformed(place, "a text in each question", row)
     return Conversation(str(name), tuple(names(path, place) for path in named), turns, notes, place)
 
 
@@ -137,18 +137,18 @@ def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
         if name not in row:
             continue
         if not isinstance(row[name], list):
-            raise _refuse(place, f"a list as `{name}`", row[name])
+            raise malformed(place, f"a list as `{name}`", row[name])
         for message in row[name]:
             text = _text(message.get(value)) if isinstance(message, dict) else None
             if text is None or not isinstance(message.get(role), str):
-                raise _refuse(place, f"a `{role}` and a text as `{value}` in each of its `{name}`", message)
+                raise malformed(place, f"a `{role}` and a text as `{value}` in each of its `{name}`", message)
             yield message[role], check_text(text, "data", place)
         return
     turns = row.get("turns")
     first = turns[0] if isinstance(turns, list) and turns else None
     question = next((row[name] for name in ASKED if name in row), first)
     if not isinstance(question, str):
-        raise _refuse(place, f"`messages`, `conversations` or a text as one of {', '.join(ASKED)}", row)
+        raise malformed(place, f"`messages`, `conversations` or a text as one of {', '.join(ASKED)}", row)
     yield "user", check_text(question, "data", place)
 
 
@@ -163,5 +163,6 @@ def _text(content: object) -> str | None:
     return None
 
 
-def _refuse(place: str, rule: str, value: object) -> InputError:
+def malformed(place: str, rule: str, value: object) -> InputError:
+    """Build the error of a row that lacks what `rule` names. place: where the row is. value: what it has instead."""
     return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")

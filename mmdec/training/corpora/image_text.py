@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.chats import IMAGE, Conversation, read_conversations
+from mmdec.training.corpora.chats import Conversation, malformed, read_conversations
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table, shown
 from mmdec.types import InputError
 
-MAX_BYTES = 2_000_000_000  # maximum size of a list of questions
 MAX_IMAGES = 64  # the most pictures of one question
 COLUMNS = ["file", "task", "question", "answer"]
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -34,7 +33,7 @@ SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt
 
 @dataclass(frozen=True)
 class ImageQuestion:
-    """One question. Its IMAGE marks show where the pictures belong; without marks, pictures come first."""
+    """One question. Its marks `chats.IMAGE` show where the pictures belong; without marks, pictures come first."""
 
     id: str
     question: str
@@ -61,7 +60,7 @@ def read_questions(
         return by_task(_table(path, folder or path.parent, admission), limit)
     if path.suffix == ".jsonl":
         return by_task(_lines(path, folder, admission), limit)
-    rows = read_json(path, "questions", "JSON", MAX_BYTES)
+    rows = read_json(path, "questions")
     if isinstance(rows, dict) and isinstance(rows.get("data"), list):
         questions = _textvqa(rows["data"], path, folder or path.parent / "train_images", admission)
     elif isinstance(rows, dict) and isinstance(rows.get("questions"), list):
@@ -122,10 +121,6 @@ def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
     return [replace(question, images=others[id(question)]) for question in questions]
 
 
-def _refuse(place: str, rule: str, value: object) -> InputError:
-    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")
-
-
 def _check_once(seen: dict[str, str], name: str, place: str) -> str:
     """Check that a question's id is new, and return it. Raises InputError if it is repeated.
     seen: the place of each id so far."""
@@ -145,21 +140,21 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
     for index, (number, row) in enumerate(json_lines(path, "questions")):
         place = f"line {number} of {shown(path)}"
         if not isinstance(row, dict):
-            raise _refuse(place, "fields", row)
+            raise malformed(place, "fields", row)
         row = {name: value for name, value in row.items() if value is not None}  # null means missing
         turns = row.get("turns")
         first = turns[0] if isinstance(turns, list) and turns else None
         text = row.get("question", row.get("text", first))
         if not isinstance(text, str) or not text.strip():
-            raise _refuse(place, "a text as `question` or `text`, or a list of texts as `turns`", text)
+            raise malformed(place, "a text as `question` or `text`, or a list of texts as `turns`", text)
         named = row.get("image", [])
         named = [named] if isinstance(named, str) else named
         if not isinstance(named, list) or len(named) > MAX_IMAGES or not all(isinstance(name, str) for name in named):
-            raise _refuse(place, f"at most {MAX_IMAGES} paths as `image`", named)
+            raise malformed(place, f"at most {MAX_IMAGES} paths as `image`", named)
         answers = row.get("answers", row.get("answer", []))
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-            raise _refuse(place, "a text, or a list of texts, as `answer`", answers)
+            raise malformed(place, "a text, or a list of texts, as `answer`", answers)
         for said in (text, *answers):
             check_text(said, "questions", place)
         pictures = tuple(names(name, place) for name in named)
@@ -183,11 +178,11 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"
     if not rows or rows[0][1] != COLUMNS:
-        raise _refuse(f"line 1 of {shown(path)}", columns, rows[0][1] if rows else "no row")
+        raise malformed(f"line 1 of {shown(path)}", columns, rows[0][1] if rows else "no row")
     for index, (number, row) in enumerate(rows[1:], 1):
         place = f"line {number} of {shown(path)}"
         if len(row) != len(COLUMNS) or not row[2].strip():
-            raise _refuse(place, f"{columns}, with a text as `question`", row)
+            raise malformed(place, f"{columns}, with a text as `question`", row)
         file, task, text, answer = row
         questions.append(ImageQuestion(f"{file}-{index}", text, (names(file, place),), task, reference=answer))
     return questions
@@ -203,7 +198,7 @@ def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission
             text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
             name = _check_once(seen, str(row["question_id"]), place)
         except (KeyError, TypeError, AttributeError) as error:
-            raise _refuse(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
+            raise malformed(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
         questions.append(ImageQuestion(name, text, (names(file, place),), "textvqa", answers=answers))
     return questions
 
@@ -227,7 +222,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _refuse(place, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
+            raise malformed(place, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
         _check_once(seen, str(name), place)
         file = (folder or path.parent / coco) / f"COCO_{coco}_{picture:012d}.jpg"
         questions.append(ImageQuestion(str(name), text, (file,), task, answers=answers))
@@ -242,7 +237,7 @@ def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
     beside = path.with_name(name)
     if beside == path or not beside.is_file():
         return {}
-    rows = read_json(beside, "questions", "JSON", MAX_BYTES)
+    rows = read_json(beside, "questions")
     try:
         return {int(row["question_id"]): row for row in rows["annotations"]}
     except (KeyError, TypeError, ValueError) as error:
@@ -281,6 +276,3 @@ def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]
                 )
             )
     return questions
-
-
-__all__ = ["IMAGE", "ImageQuestion", "by_task", "read_questions", "swapped"]

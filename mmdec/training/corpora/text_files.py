@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmdec.checks.files import open_regular, printable, reason
+from mmdec.checks.files import open_regular, printable
 from mmdec.types import InputError
 
 MAX_LINE = 1 << 24  # bytes
@@ -65,15 +65,10 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
 
 def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_000_000_000) -> Any:
     """Read a whole JSON file. rule: the required format, for the error. Raises InputError that names `argument`."""
-    try:
-        size = path.stat().st_size
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"`{argument}` must be a readable file, but {shown(path)} is not ({reason(error)}). Check the path."
-        ) from None
-    if size > max_bytes:
-        raise InputError(f"`{argument}` must have at most {max_bytes} bytes, but {shown(path)} has more. Divide it.")
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        if os.fstat(descriptor).st_size > max_bytes:
+            rule = f"have at most {max_bytes} bytes"
+            raise InputError(f"`{argument}` must {rule}, but {shown(path)} has more. Divide it.")
         content = file.read()
     try:
         return json.loads(content.decode("utf-8-sig"))

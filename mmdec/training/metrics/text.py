@@ -414,26 +414,23 @@ class Edits:
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
     """Count the fewest word edits from a reference to a hypothesis; split at white space, not normalised."""
-    return _edits("process_words", " ".join(reference.split()), " ".join(hypothesis.split()), str.split)
+    return _edits("process_words", reference, hypothesis, str.split)
 
 
 def character_edits(reference: str, hypothesis: str) -> Edits:
     """Count the fewest character edits from a reference to a hypothesis, spaces between words included."""
-    return _edits("process_characters", " ".join(reference.split()), " ".join(hypothesis.split()), list)
+    return _edits("process_characters", reference, hypothesis, list)
 
 
 def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
     """Compute the error rate over utterances, a JSON object: value, low, high, substitutions, deletions, insertions,
     length. value, low and high are None if all references are empty."""
-    value, low, high = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
+    bounds = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
+    named = zip(("value", "low", "high"), bounds, strict=True)
+    counts = ("substitutions", "deletions", "insertions", "length")
     return {
-        "value": _none_if_nan(value),
-        "low": _none_if_nan(low),
-        "high": _none_if_nan(high),
-        "substitutions": sum(edit.substitutions for edit in edits),
-        "deletions": sum(edit.deletions for edit in edits),
-        "insertions": sum(edit.insertions for edit in edits),
-        "length": sum(edit.length for edit in edits),
+        **{name: None if math.isnan(value) else value for name, value in named},
+        **{name: sum(getattr(edit, name) for edit in edits) for name in counts},
     }
 
 
@@ -450,11 +447,8 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float
 
 
 def _edits(process: str, reference: str, hypothesis: str, parts: Any) -> Edits:
+    reference, hypothesis = " ".join(reference.split()), " ".join(hypothesis.split())
     if not reference:  # jiwer refuses an empty one
         return Edits(0, 0, len(parts(hypothesis)), 0)
     alignment = getattr(extra("jiwer"), process)(reference, hypothesis)
     return Edits(alignment.substitutions, alignment.deletions, alignment.insertions, len(parts(reference)))
-
-
-def _none_if_nan(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -27,7 +27,7 @@ def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
     options = {**recipe["data"]["init_args"], **changes}
     if options.get("ramp") is not None:
         options["ramp"] = Ramp(**options["ramp"])
-    return _named(recipe["data"]["class_path"])(**options)
+    return named(recipe["data"]["class_path"])(**options)
 
 
 def main() -> None:
@@ -52,18 +52,14 @@ def main() -> None:
     print(f"{fresh} answers are new, in {data.kept}")
     if options.features:
         chosen = recipe["model"]
-        module = draft_module(chosen["class_path"], **chosen["init_args"])
+        module: DraftModule = named(chosen["class_path"])(**chosen["init_args"])
         needs = module.needed(module.draft_config(data.teacher))
         fresh = data.keep_features(needs, module.options.half_teacher, options.part, options.parts)
         print(f"{fresh} readings are new")
 
 
-def draft_module(path: str, **options: Any) -> DraftModule:
-    """Make the training module of class `path`, "package.module.Class", with these options."""
-    return _named(path)(**options)
-
-
-def _named(path: str) -> Any:
+def named(path: str) -> Any:
+    """Return the class `path`, "package.module.Class"."""
     package, _, name = path.rpartition(".")
     return getattr(import_module(package), name)
 

@@ -38,38 +38,26 @@ class Prompting:
     def __call__(self, sample: Sample) -> Inputs:
         """Return the inputs of one sample, as a batch of one. Video frames enter as a video if the processor supports
         videos, else as pictures."""
-        if self.tokenizer is self.processor:  # a language model has no processor, only a tokenizer, and no pictures
-            return self._text(sample)
-        content: list[dict[str, Any]] = []
-        if sample.video and self.films:
-            content.append({"type": "video", "video": np.stack([read_image(path) for path in sample.video])})
+        said = (*sample.history, ("user", sample.question))
+        messages: list[dict[str, Any]]
+        if self.tokenizer is not self.processor:
+            messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
+            messages[-1]["content"] = [*self._shown(sample), *messages[-1]["content"]]
+        elif self.tokenizer.chat_template:  # a language model has no processor, only a tokenizer, and no pictures
+            messages = [{"role": role, "content": text} for role, text in said]
         else:
-            pictures = [to_pil(read_image(path)) for path in (*sample.images, *sample.video)]
-            content += [{"type": "image", "image": picture} for picture in pictures]
-        content.append({"type": "text", "text": sample.question})
+            return dict(self.tokenizer("\n".join(text for _, text in said), return_tensors="pt"))
         return dict(
             self.processor.apply_chat_template(
-                [
-                    *({"role": role, "content": [{"type": "text", "text": text}]} for role, text in sample.history),
-                    {"role": "user", "content": content},
-                ],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
+                messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
             )
         )
 
-    def _text(self, sample: Sample) -> Inputs:
-        said = (*sample.history, ("user", sample.question))
-        if not self.tokenizer.chat_template:
-            return dict(self.tokenizer("\n".join(text for _, text in said), return_tensors="pt"))
-        messages = [{"role": role, "content": text} for role, text in said]
-        return dict(
-            self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-            )
-        )
+    def _shown(self, sample: Sample) -> list[dict[str, Any]]:
+        """Return the parts of a message for a sample's pictures and video."""
+        if sample.video and self.films:
+            return [{"type": "video", "video": np.stack([read_image(path) for path in sample.video])}]
+        return [{"type": "image", "image": to_pil(read_image(path))} for path in (*sample.images, *sample.video)]
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:

@@ -26,7 +26,6 @@ class EagleModule(DraftModule):
     """
 
     system: ClassVar[str] = "eagle"
-    weights: ClassVar[Weights] = Weights(features=1.0, tokens=0.1)
 
 
 @final
@@ -39,7 +38,6 @@ class MsdModule(DraftModule):
     """
 
     system: ClassVar[str] = "msd"
-    weights: ClassVar[Weights] = Weights(features=1.0, tokens=0.1)
 
 
 @final
@@ -51,7 +49,6 @@ class SpecVlmModule(DraftModule):
     """
 
     system: ClassVar[str] = "specvlm"
-    weights: ClassVar[Weights] = Weights(features=1.0, tokens=0.1)
 
     def __init__(self, units: list[str] | None = None, cost: float = 0.0, **options: Any) -> None:
         super().__init__(units, **options)
@@ -101,7 +98,6 @@ class FlashModule(DraftModule):
     """
 
     system: ClassVar[str] = "flash"
-    weights: ClassVar[Weights] = Weights(features=1.0, tokens=0.1)
 
     def __init__(
         self,

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from mmdec.training.corpora.cvss import read_pairs
 from tests.support.tiny_corpus import read_table, write_corpus, write_table
 
-
-@pytest.fixture(scope="module")
-def mfa() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mfa_alignment", "data/build/mfa_alignment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+sys.path.insert(0, str(Path(__file__).parents[3] / "data" / "build"))
+import mfa_alignment as mfa
 
 INTERVALS = [("", 0.0, 0.21), ("DH", 0.21, 0.3), ("AH0", 0.3, 0.355), ("spn", 0.355, 0.5), ("sil", 0.5, 0.8)]
 
@@ -54,13 +45,13 @@ def short_format(intervals: list[tuple[str, float, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_both_formats_say_the_same(mfa: ModuleType):
+def test_both_formats_say_the_same():
     assert mfa.read_textgrid(long_format(INTERVALS)) == INTERVALS
     assert mfa.read_textgrid(short_format(INTERVALS)) == INTERVALS
     assert mfa.alignment(INTERVALS) == "pau:0.21 DH:0.3 AH0:0.355 spn:0.5 pau:0.8"
 
 
-def test_silences_become_one_pause_and_gaps_are_silence(mfa: ModuleType):
+def test_silences_become_one_pause_and_gaps_are_silence():
     intervals = [("sp", 0.0, 0.1), ("SIL", 0.1, 0.2), ("AA1", 0.2, 0.3), ("B", 0.45, 0.5), ("", 0.5, 0.6)]
     assert mfa.alignment(intervals) == "pau:0.2 AA1:0.3 pau:0.45 B:0.5 pau:0.6"
 
@@ -78,16 +69,14 @@ def test_silences_become_one_pause_and_gaps_are_silence(mfa: ModuleType):
         (short_format([("A B", 0.0, 0.4)]), "a phone with a space"),
     ],
 )
-def test_a_bad_file_is_counted_and_named(mfa: ModuleType, text: str, reason: str, tmp_path: Path):
+def test_a_bad_file_is_counted_and_named(text: str, reason: str, tmp_path: Path):
     (tmp_path / "common_voice_fr_7.mp3.TextGrid").write_text(text, encoding="utf-8")
     rows, bad = mfa.convert(tmp_path)
     assert rows == []
     assert bad == {reason: ["common_voice_fr_7.mp3"]}
 
 
-def test_a_folder_becomes_a_table_that_training_reads(
-    mfa: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_folder_becomes_a_table_that_training_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     corpus = write_corpus(tmp_path / "corpus", recordings=1, dev=1)
     rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     grids = tmp_path / "textgrids" / "speaker"
@@ -115,7 +104,7 @@ def test_a_folder_becomes_a_table_that_training_reads(
         assert [end for _, end in row.alignment] == pytest.approx([end for _, end in wanted.alignment], abs=1e-4)
 
 
-def test_nothing_usable_writes_nothing(mfa: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "in").mkdir()
     assert mfa.main([str(tmp_path / "in"), str(tmp_path / "out.tsv")]) == 1
     assert not (tmp_path / "out.tsv").exists()
@@ -124,7 +113,7 @@ def test_nothing_usable_writes_nothing(mfa: ModuleType, tmp_path: Path, capsys: 
         mfa.main([str(tmp_path / "absent"), str(tmp_path / "out.tsv")])
 
 
-def test_the_aligner_gets_sound_and_text_side_by_side(mfa: ModuleType, tmp_path: Path):
+def test_the_aligner_gets_sound_and_text_side_by_side(tmp_path: Path):
     corpus = write_corpus(tmp_path / "corpus", recordings=1, dev=1)
     lines = read_table(corpus.cvss / "train.tsv")
     write_table(corpus.cvss / "train.tsv", [*lines, ["common_voice_fr_9.mp3", "Without sound."], ["alone"]])

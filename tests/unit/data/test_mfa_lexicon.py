@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.phonetics.lexicon import read_lexicon
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "data" / "build"))
+import mfa_lexicon as mfa
 
 DICTIONARY = (
     "<unk>\tspn\n[laughter]\t0.5\tspn\n"
@@ -18,17 +20,7 @@ DICTIONARY = (
 )
 
 
-@pytest.fixture(scope="module")
-def mfa() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mfa_lexicon", "data/build/mfa_lexicon.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_words_in_lower_case_with_the_most_probable_first(mfa: ModuleType):
+def test_words_in_lower_case_with_the_most_probable_first():
     assert mfa.read_dictionary(DICTIONARY) == {
         "the": [("DH", "AH0"), ("DH", "IY0")],
         "hotel": [("HH", "OW0", "T", "EH1", "L")],
@@ -43,9 +35,7 @@ def test_words_in_lower_case_with_the_most_probable_first(mfa: ModuleType):
         mfa.read_dictionary("a\tAH0\nb\t0.5\t")
 
 
-def test_a_corpus_can_be_exported_once_every_word_has_phones(
-    mfa: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_corpus_can_be_exported_once_every_word_has_phones(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "us.dict").write_text(DICTIONARY, encoding="utf-8")
     table, out = tmp_path / "train.tsv", tmp_path / "lexicon.tsv"
     table.write_text("a.mp3\tIt's the old-hotel, Zoé.\nb.mp3\tThe old.\nalone\n", encoding="utf-8")
@@ -62,7 +52,7 @@ def test_a_corpus_can_be_exported_once_every_word_has_phones(
     assert words.decode(["DH", "AH0", "OW1", "L", "D"]).rstrip(".") == "The old"
 
 
-def test_what_is_no_dictionary_is_refused(mfa: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_no_dictionary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "bad.dict").write_text("word\n", encoding="utf-8")
     for name, reason in (("bad.dict", "line 1 has no phones"), ("absent.dict", "does not exist")):
         with pytest.raises(SystemExit):

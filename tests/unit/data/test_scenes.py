@@ -16,7 +16,6 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[3] / "data" / "build"))
 
 import scene_canvas
-import scene_check
 import scene_fonts
 import scene_object_talk
 import scene_objects
@@ -26,6 +25,8 @@ import scene_wordings
 import scene_words
 import scenes
 from splits import share
+
+from tests.support import scene_claims
 
 needs_fonts = pytest.mark.skipif(
     bool(scene_fonts.missing_fonts()), reason=f"no pictures: {scene_fonts.missing_fonts()}"
@@ -43,7 +44,7 @@ def test_every_claim_of_every_answer_holds(kind: str) -> None:
     for number, graph in enumerate(graphs(kind)):
         for held in (False, True):
             for turn in scenes.talk(graph, scenes.random.Random(f"talk {number} {held}"), held):
-                wrong, count = scene_check.false_claims(graph, turn.answer)
+                wrong, count = scene_claims.false_claims(graph, turn.answer)
                 assert not wrong, (turn, graph)
                 assert right_core(graph, turn), (turn, graph)
                 for claim in turn.claims:
@@ -60,7 +61,7 @@ def right_core(graph: dict[str, Any], turn: scene_wordings.Turn) -> bool:
     if turn.task == "count":
         colour = next((c for c in scene_words.COLOURS if f"{c} objects" in text), None)
         thing = next((t for t in scene_words.THINGS if scene_object_talk.plural(t) in text), None)
-        return scene_check.rows_hold(
+        return scene_claims.rows_hold(
             graph, turn.answer, lambda one: colour in (None, one["colour"]) and thing in (None, one["thing"])
         )
     if turn.task == "yes_no":
@@ -91,7 +92,7 @@ def test_the_check_finds_what_is_false() -> None:
         ],
     }
     held = "A large red star in the top left. The star is to the left of the ball. That makes 2 objects."
-    assert scene_check.false_claims(graph, held) == ([], 3)
+    assert scene_claims.false_claims(graph, held) == ([], 3)
     for wrong in (
         held.replace("large", "small"),
         held.replace("red", "blue"),
@@ -99,11 +100,11 @@ def test_the_check_finds_what_is_false() -> None:
         held.replace("to the left of", "above"),
         held.replace("2 objects", "3 objects"),
     ):
-        assert len(scene_check.false_claims(graph, wrong)[0]) == 1, wrong
+        assert len(scene_claims.false_claims(graph, wrong)[0]) == 1, wrong
     menu = {"kind": "menu", "title": "CAFE", "rows": [["SOUP", "4.50"], ["TEA", "2.20"]]}
-    assert scene_check.false_claims(menu, "CAFE: SOUP costs 4.50; TEA costs 2.20.")[0] == []
-    assert scene_check.false_claims(menu, "SOUP costs 2.20.")[0] == ["SOUP costs 2.20"]
-    assert scene_check.false_claims(menu, "SOAP costs 4.50.")[0] == ["SOAP", "SOAP costs 4.50"]
+    assert scene_claims.false_claims(menu, "CAFE: SOUP costs 4.50; TEA costs 2.20.")[0] == []
+    assert scene_claims.false_claims(menu, "SOUP costs 2.20.")[0] == ["SOUP costs 2.20"]
+    assert scene_claims.false_claims(menu, "SOAP costs 4.50.")[0] == ["SOAP", "SOAP costs 4.50"]
 
 
 @pytest.mark.parametrize("kind", scenes.KINDS)
@@ -233,7 +234,7 @@ def test_characters_outside_the_picture_have_no_patch() -> None:
 
 
 @needs_fonts
-@pytest.mark.parametrize("kind", scene_prints.GRAPHS)
+@pytest.mark.parametrize("kind", scene_prints.KINDS)
 def test_what_is_said_of_prints_is_printed(kind: str) -> None:
     """Every printed word and number of an answer lies in `prints`, with a patch of each of its characters."""
     found = 0
@@ -274,8 +275,7 @@ def test_missing_fonts_are_named_with_their_packages(tmp_path: Path) -> None:
 
 
 def test_every_kind_is_drawn_apart_from_others() -> None:
-    assert set(scenes.KINDS) == {"room", "street", *scene_prints.GRAPHS} == {"room", "street", *scene_print_talk.KINDS}
-    assert set(scene_prints.PICTURES) == set(scene_prints.GRAPHS)
+    assert set(scenes.KINDS) == {"room", "street", *scene_prints.KINDS} == {"room", "street", *scene_print_talk.KINDS}
     for kind in ("room", "street"):
         for graph in graphs(kind):
             places = [one["place"] for one in graph["objects"]]

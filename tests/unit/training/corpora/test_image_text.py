@@ -73,7 +73,7 @@ def test_a_bad_row_is_named(tmp_path: Path, changes: dict[str, Any]) -> None:
 
 
 def test_a_list_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="readable file"):
+    with pytest.raises(InputError, match="existing file"):
         read_conversations(tmp_path / "missing.json")
     for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000):
         (tmp_path / "bad.json").write_bytes(content)
@@ -318,7 +318,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "q.json").write_text(content, encoding="utf-8")
     with pytest.raises(InputError):
         read_questions(tmp_path / "q.json")
-    with pytest.raises(InputError, match="readable file"):
+    with pytest.raises(InputError, match="existing file"):
         read_questions(tmp_path / "none.json")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"must be a file, but .* is a directory"):
