@@ -20,6 +20,7 @@ import sampler  # noqa: E402
 import splits  # noqa: E402
 import tatoeba  # noqa: E402
 from grammar import read_patterns  # noqa: E402
+from tables import read_journal  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +351,7 @@ def test_plan_of_the_recordings(sentences: list[splits.Sentence]) -> None:
 def test_a_journal_cut_short_loses_only_its_last_line(tmp_path: Path) -> None:
     journal = tmp_path / "journal.tsv"
     journal.write_text("Yes.\tpau:0.1 y:0.2\nNo, thank you.\tpau:0.1 n:0.", encoding="utf-8")
-    assert recording.read_journal(journal) == {"Yes.": ["pau:0.1 y:0.2"]}
+    assert read_journal(journal) == {"Yes.": ["pau:0.1 y:0.2"]}
     assert journal.read_text(encoding="utf-8") == "Yes.\tpau:0.1 y:0.2\n"
 
 
