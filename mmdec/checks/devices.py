@@ -7,6 +7,8 @@ import torch
 from mmdec.checks.arguments import show
 from mmdec.types import InputError
 
+# errors that reach the caller as they are, where any other error of a library becomes an InputError
+PASSED_ON = (InputError, MemoryError, torch.OutOfMemoryError)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.files import printable
 from mmdec.types import InputError
 
@@ -56,7 +57,7 @@ def damaged(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
     """
     try:
         yield
-    except (InputError, MemoryError):
+    except PASSED_ON:
         raise
     except Exception as error:
         raise InputError(f"{message} ({type(error).__name__}: {error!s:.300}). {remedy}") from error

@@ -25,7 +25,7 @@ from mmdec.checks.arguments import (
     options_error,
     show,
 )
-from mmdec.checks.devices import check_same_dtype
+from mmdec.checks.devices import PASSED_ON, check_same_dtype
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
@@ -232,7 +232,7 @@ def _begin(
         run = prepare(**prepared, custom_generate=_Beginning(speculation, target, held_back))
         if held_back and isinstance(run, StockRun):  # the stock loop needs every input from `generate`
             run = prepare(**options, **named, custom_generate=_Beginning(speculation, target, {}))
-    except (InputError, MemoryError, torch.OutOfMemoryError):
+    except PASSED_ON:
         raise
     except Exception as error:  # only transformers' preparation has run, which may raise anything
         raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error

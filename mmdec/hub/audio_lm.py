@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.checks.devices import check_device
+from mmdec.checks.devices import PASSED_ON, check_device
 from mmdec.checks.weights import check_extractor, damaged, read_settings
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.language_model import FILES, read_network
@@ -153,7 +153,7 @@ class LoadedAudioLm:
             else:
                 kinds = {"text_kwargs": padded, "audio_kwargs": rate}
                 made = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
-        except (MemoryError, InputError):
+        except PASSED_ON:
             raise
         except Exception as error:  # processors raise various errors
             raise InputError(

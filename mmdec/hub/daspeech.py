@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.hub import heard_translator
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
@@ -166,7 +167,7 @@ def read_parts(
         if read is None:
             raise ValueError(f"its layout is {config['layout']!r:.60}")
         parts = read(directory, config)
-    except (InputError, MemoryError):
+    except PASSED_ON:
         raise
     except Exception as error:  # networks raise various errors for settings of wrong types
         raise InputError(

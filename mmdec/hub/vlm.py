@@ -32,15 +32,9 @@ from transformers import (
 
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
-from mmdec.checks.weights import (
-    checked_file,
-    damaged,
-    read_settings,
-    read_weights,
-)
+from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.language_model import read_network
-from mmdec.images import to_pil
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
@@ -122,7 +116,7 @@ def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: s
 def _writes(processor: Any, token: int) -> bool:
     """Return whether the processor writes this token for an image (in some, it differs from the placeholder in the
     text)."""
-    picture = to_pil(np.full((64, 64, 3), 128, np.uint8))
+    picture = np.full((64, 64, 3), 128, np.uint8)
     try:
         made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
         return bool((made["input_ids"] == token).any())

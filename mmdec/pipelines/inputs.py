@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmdec import audio as sound
 from mmdec.checks.arguments import show
+from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.files import printable
 from mmdec.pipelines.call import Batch
 from mmdec.types import InputError
@@ -56,7 +57,7 @@ def read(
     """
     try:
         samples = _samples(audio, sample_rate, max_seconds)
-    except (InputError, MemoryError):
+    except PASSED_ON:
         raise
     except Exception as error:  # an invalid file name, or a foreign class
         raise InputError(

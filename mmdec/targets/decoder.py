@@ -29,8 +29,15 @@ from mmdec.targets.cache import GrowingLayer, KVPool, RowLayout, check_cache, em
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import INPUTS, HfTarget, check_layers, recording
-from mmdec.targets.scans import DraftReader
-from mmdec.targets.states import STATE_CACHE, StateStore, attention_layers, cached_columns, has_states, release
+from mmdec.targets.states import (
+    STATE_CACHE,
+    DraftReader,
+    StateStore,
+    attention_layers,
+    cached_columns,
+    has_states,
+    release,
+)
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 

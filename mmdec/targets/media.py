@@ -27,6 +27,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from mmdec.checks.devices import PASSED_ON
 from mmdec.decode.watch import Watch
 from mmdec.targets.decoder import ATTRIBUTE, READ, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
@@ -61,7 +62,6 @@ TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token
 ENCODED = "mm_encoder_outputs"  # the input that holds the vision tower's outputs, by kind
 # what a model raises for inputs that do not fit
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
-PASSED_ON = (InputError, MemoryError, torch.OutOfMemoryError)  # reach the caller as they are
 HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
 
 

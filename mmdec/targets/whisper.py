@@ -33,9 +33,7 @@ from mmdec.nn.int8 import quantised
 from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.fast_pass import FastRun, fast_pass
-from mmdec.targets.hf_target import (
-    model_name,
-)
+from mmdec.targets.hf_target import model_name
 from mmdec.targets.whisper_call import can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder, Piece
 from mmdec.targets.whisper_together import Together

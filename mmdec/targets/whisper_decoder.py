@@ -25,11 +25,10 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from mmdec.nn.int8 import Int8Linear
 from mmdec.ops import onednn
 from mmdec.ops.half import HalfWeights
-from mmdec.targets.hf_target import hooked, plain_linear
+from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear
 from mmdec.targets.whisper_vocabulary import copies_of
 from mmdec.types import CACHE
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 LARGE = 2**17  # oneDNN multiplies by weights of at least this many numbers; it sums in another order
 FEW = 6  # maximum queries for which cross-attention multiplies keys by queries, which is faster on a CPU
 Map = Callable[[Tensor], Tensor]
@@ -53,7 +52,7 @@ class FastDecoder(nn.Module):
         halves = self.copies.made(partial(_halves, decoder)) or [{}] * len(decoder.layers)
         self.layers_of = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
         self.norm = _direct(decoder.layer_norm)
-        for name in HOOKS:
+        for name in HOOK_TABLES:
             self.__dict__[name] = decoder.__dict__[name]
 
     @staticmethod

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mmdec.checks.devices import PASSED_ON
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.images import to_pil
 from mmdec.pipelines import call
@@ -102,7 +103,7 @@ def check_accepted(vlm: LoadedVlm, question: Question) -> None:
     """Raise InputError if the processor refuses the question's images (for example, sides that are too unequal)."""
     try:
         tensors(vlm, [render(vlm, [user_message(vlm, question)])], [question])
-    except (InputError, MemoryError):
+    except PASSED_ON:
         raise
     except Exception as error:  # processors raise various errors
         sizes = ", ".join(f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in question.pictures)

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.audio.live import Window, cut_at_pauses
 from mmdec.checks.arguments import options_error
+from mmdec.checks.devices import PASSED_ON
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
@@ -34,7 +34,6 @@ from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcri
 from mmdec.targets.whisper import attention_restored, without_own_warnings
 from mmdec.targets.whisper_call import can_twin
 from mmdec.targets.whisper_together import Together
-from mmdec.types import InputError
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 UNSURE = 0.7  # if the shipped model's confidence is lower, the note names another model
@@ -259,7 +258,7 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
     and callbacks' exceptions unchanged."""
     try:
         return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
-    except (InputError, MemoryError, torch.OutOfMemoryError):
+    except PASSED_ON:
         raise
     except _CallerError as error:
         raise error.own from None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import options_error, show
+from mmdec.checks.devices import PASSED_ON
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
@@ -170,7 +171,7 @@ def _batch(
         options["tokenizer"] = heard.tokenizer
     try:
         rounds = rounds_of(heard.model, inputs, speculation, options)
-    except (InputError, MemoryError, torch.OutOfMemoryError):
+    except PASSED_ON:
         raise
     except Exception as error:
         raise options_error(tuple(request.options), error, option_names(heard.model)) from error

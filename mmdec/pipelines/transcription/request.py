@@ -37,8 +37,7 @@ from mmdec.pipelines.call import Usage
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
 from mmdec.targets.whisper import LANGUAGE_CODES, WhisperTarget
-from mmdec.targets.whisper_call import can_twin, encoding_once
-from mmdec.targets.whisper_context import ends, runs_away
+from mmdec.targets.whisper_call import can_twin, encoding_once, ends, runs_away
 from mmdec.targets.whisper_together import Together
 from mmdec.targets.whisper_words import Begins, time_tokens
 from mmdec.types import CACHE, InputError

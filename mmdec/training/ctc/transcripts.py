@@ -27,7 +27,7 @@ from mmdec.hub.ctc import token_merges
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.token_pieces import MARK, TokenPieces, frequent_tokens
 from mmdec.nn.whisper_encoder import STEP, whisper_mel
-from mmdec.targets.whisper_context import context_frames, encode
+from mmdec.targets.whisper_call import context_frames, encode
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.ctc.data import EpochBatches, StoredBatches
 from mmdec.training.ctc.states import Distortion, distort

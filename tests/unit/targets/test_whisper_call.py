@@ -10,7 +10,7 @@ import torch
 
 import mmdec
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.targets.whisper_context import can_shorten, context_frames, encode, ends, runs_away
+from mmdec.targets.whisper_call import can_shorten, context_frames, encode, ends, runs_away
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
