@@ -95,6 +95,22 @@ def trees_from_lists(
     return Draft(table[0], table[1], sizes, probs)
 
 
+def joined(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
+    """Return the tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
+    tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
+    for tail in tails:
+        at = 0
+        for token in tail:
+            if (at, token) not in known:
+                if len(tokens) == nodes:
+                    break
+                tokens.append(token)
+                parents.append(at)
+                known[at, token] = len(tokens)
+            at = known[at, token]
+    return tokens, parents
+
+
 def top_indices(values: Tensor, count: int) -> Tensor:
     """Return the indices (..., count) of the largest values (..., V), the largest first; fewer if V is smaller.
 

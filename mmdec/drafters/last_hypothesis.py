@@ -14,7 +14,7 @@ from typing import final
 
 from torch import Tensor
 
-from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.tree import joined, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LONGEST = 4  # to find a row's place in an earlier text, at most so many last tokens are compared
@@ -69,7 +69,7 @@ class LastHypothesis:
             sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]
             found = zip(self._texts, row.places, sizes, strict=True)
             tails = [text[place.at : place.at + min(size, plan.depth)] for text, place, size in found]
-            trees.append(_merged([*tails, self._ending[: plan.depth]], plan.nodes))
+            trees.append(joined([*tails, self._ending[: plan.depth]], plan.nodes))
         return trees_from_lists(roots, trees)
 
     def update(self, memory: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -82,22 +82,6 @@ class LastHypothesis:
     def select(self, memory: list[_Row], live: Tensor) -> None:
         """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
-
-
-def _merged(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
-    """Return the tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
-    tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
-    for tail in tails:
-        at = 0
-        for token in tail:
-            if (at, token) not in known:
-                if len(tokens) == nodes:
-                    break
-                tokens.append(token)
-                parents.append(at)
-                known[at, token] = len(tokens)
-            at = known[at, token]
-    return tokens, parents
 
 
 def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:

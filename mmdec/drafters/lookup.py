@@ -17,7 +17,7 @@ from typing import final
 
 from torch import Tensor
 
-from mmdec.decode.tree import trees_from_lists
+from mmdec.decode.tree import joined, trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
 BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo MODULUS
@@ -154,23 +154,6 @@ class Lookup:
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:
         """Return tokens and parents of the nodes below the root."""
-        tokens: list[int] = []
-        parents: list[int] = []
         depth = min(plan.depth, plan.nodes)
-        if depth < 1:
-            return tokens, parents
-        children: dict[tuple[int, int], int] = {}
-        for at in row.matches(self._shortest):
-            node = 0
-            for token in row.copy(at, depth):
-                child = children.get((node, token))
-                if child is None:
-                    if len(tokens) == plan.nodes:
-                        return tokens, parents
-                    tokens.append(token)
-                    parents.append(node)
-                    child = children[node, token] = len(tokens)
-                node = child
-            if plan.nodes <= depth:
-                break
-        return tokens, parents
+        matches = row.matches(self._shortest)[: 1 if plan.nodes <= depth else None]
+        return joined([row.copy(at, depth) for at in matches], plan.nodes)

@@ -18,29 +18,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, cast, final
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
-from mmdec.nn.draft_network import (
-    MOST,
-    DecoderLayer,
-    DraftConfig,
-    DraftNetwork,
-    Pair,
-    RMSNorm,
-    check_size,
-    rms_normed,
-    scaled_frequencies,
-)
+from mmdec.nn.draft_network import DraftConfig, Pair, RMSNorm, check_size, rms_normed
+from mmdec.nn.eagle3 import LayeredConfig, LayeredNetwork
 from mmdec.types import InputError
 
-MOST_LAYERS, MOST_TOKENS = 64, 64
+MOST_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class DFlashConfig(DraftConfig):
+class DFlashConfig(LayeredConfig):
     """Sizes and options of the network. layers: those of the target that it reads; (): chosen by `spread_layers`."""
 
     LEAST: ClassVar[int] = 0
@@ -52,24 +42,20 @@ class DFlashConfig(DraftConfig):
     mask_token: int = 0
     num_hidden_layers: int = 5
     from_anchor: bool = False  # whether the root's own state drafts the first token, too; else only the masks draft
-    draft_vocab_size: int = 0  # number of tokens that can be drafted; 0: all of the target's; fewer need `own_head`
+    draft_vocab_size: int = 0  # fewer tokens than the target's need `own_head`
     own_head: bool = False  # whether the folder holds an LM head
-    own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
+    own_embedding: bool = False
     # whether the block's tokens are rows of the embedding's weight, without a norm that the embedding adds
     plain_embedding: bool = False
-    # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
     rope_scaling: dict[str, Any] | None = None
     # the positions of image columns, if the target's positions have three axes: counted like text, or the first axis
     positions: Literal["text", "temporal"] = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, most in (("num_hidden_layers", MOST_LAYERS), ("block_size", MOST_TOKENS)):
-            check_size(name, getattr(self, name), most, "Take the published.")
+        check_size("block_size", self.block_size, MOST_TOKENS, "Take the published.")
         if self.block_size < 2:
             raise InputError(f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}.")
-        if self.draft_vocab_size:
-            check_size("draft_vocab_size", self.draft_vocab_size, MOST, "Take the published.")
         if self.vocabulary > self.vocab_size or (self.mapped and not self.own_head):
             raise InputError(
                 f"`draft_vocab_size` must be at most the target's {self.vocab_size}, and the same without `own_head`, "
@@ -79,8 +65,6 @@ class DFlashConfig(DraftConfig):
             raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}.")
         if self.positions not in ("text", "temporal"):
             raise InputError(f"`positions` must be text or temporal, but is {self.positions!r:.60}. Choose one.")
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
-            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
 
     @property
     def features(self) -> int:
@@ -93,19 +77,9 @@ class DFlashConfig(DraftConfig):
         return self.block_size if self.from_anchor else self.block_size - 1
 
     @property
-    def vocabulary(self) -> int:
-        """Count the different tokens that can be drafted."""
-        return self.draft_vocab_size or self.vocab_size
-
-    @property
     def follows(self) -> bool:
         """Return whether the network uses the target's positions if these have three axes."""
         return self.positions == "temporal"
-
-    @property
-    def mapped(self) -> bool:
-        """Return whether the draft vocabulary is a part of the target's, with tables between the two."""
-        return self.vocabulary < self.vocab_size
 
     def for_depth(self, layers: int) -> Self:
         """Return the same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
@@ -122,7 +96,7 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
 
 
 @final
-class DFlash(DraftNetwork):
+class DFlash(LayeredNetwork):
     """DFlash's network: it drafts a block of tokens in one pass."""
 
     system: ClassVar[str] = "dflash"
@@ -134,40 +108,13 @@ class DFlash(DraftNetwork):
         own, size, eps = cast(DFlashConfig, config), config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(own.features * size, size, bias=own.fc_bias)
         self.hidden_norm = RMSNorm(size, eps)
-        self.layers = nn.ModuleList([DecoderLayer(own) for _ in range(own.num_hidden_layers)])
-        for layer in self.layers:
-            attention: Any = layer.self_attn
-            attention.q_norm, attention.k_norm = RMSNorm(own.head_dim, eps), RMSNorm(own.head_dim, eps)
-            if own.attention_bias:
-                attention.o_proj = nn.Linear(attention.o_proj.in_features, size)
-        self.norm = RMSNorm(size, eps)
-        if own.own_head:
-            self.lm_head = nn.Linear(size, own.vocabulary, bias=False)
-        if own.own_embedding:
-            self.embed_tokens = nn.Embedding(own.vocab_size, size)
-        if own.mapped:
-            self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
-            self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
-
-    def share_embedding(self) -> None:
-        """Drop the network's embedding, because it equals the target's."""
-        self.config = replace(self.config, own_embedding=False)
-        del self.embed_tokens
+        self.build_layers(own, 0, qk_norm=True, output_bias=own.attention_bias)
+        self.build_ends(own, own.own_head)
 
     def share_head(self) -> None:
         """Drop the network's LM head, because it equals the target's."""
         self.config = replace(self.config, own_head=False)
         del self.lm_head
-
-    @property
-    def vocabulary(self) -> int:
-        """Count the different tokens that the network can draft."""
-        return self.config.vocabulary
-
-    @property
-    def offsets(self) -> Tensor | None:
-        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
-        return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
         """Embed tokens (B, b), blocks of b tokens, as (B, b, H). embedding: the target's or the network's own."""
@@ -189,18 +136,8 @@ class DFlash(DraftNetwork):
         cosines, sines = self.rotations(positions, states.dtype, states.device)
         return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
 
-    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Normalise queries and keys of a block of b tokens: (B, query heads + key heads, b, head size)."""
-        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
-        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
-
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Score a block's states hidden (..., H). Returns: (..., `vocabulary`). output: the target's LM head, used if
         the network has none of its own."""
         normed = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)
-
-    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """Return the rotations' frequencies and factor, as `DraftNetwork.frequencies`, after `config.rope_scaling`."""
-        scaling = self.config.rope_scaling
-        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

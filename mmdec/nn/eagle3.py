@@ -45,8 +45,36 @@ Positions = Literal["text", "temporal", "axes"]
 Pictures = Literal["placeholder", "projected", "dropped"]
 
 
+class LayeredConfig(DraftConfig):
+    """What the configurations of EAGLE-3 and DFlash share. Both are dataclasses, with these fields among others."""
+
+    num_hidden_layers: int
+    draft_vocab_size: int  # number of tokens that can be drafted; 0: all of the target's
+    own_embedding: bool  # whether the folder holds an embedding that is not the target's
+    # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
+    rope_scaling: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("num_hidden_layers", self.num_hidden_layers, MOST_LAYERS, "Take the published.")
+        if self.draft_vocab_size:
+            check_size("draft_vocab_size", self.draft_vocab_size, MOST, "Take the published.")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
+            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
+
+    @property
+    def vocabulary(self) -> int:
+        """Count the different tokens that can be drafted."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def mapped(self) -> bool:
+        """Return whether the draft vocabulary is a part of the target's, with tables between the two."""
+        return self.vocabulary < self.vocab_size
+
+
 @dataclass(frozen=True)
-class Eagle3Config(DraftConfig):
+class Eagle3Config(LayeredConfig):
     """Sizes and options of the network.
 
     layers: the target's layers whose features are read; empty: the three of `default_layers`. fc_norm: whether each
@@ -60,16 +88,15 @@ class Eagle3Config(DraftConfig):
     fc_bias: bool = False
     features: int = 3  # number of the target's layers whose features are fused
     target_hidden_size: int = 0  # channels of the target's hidden states; 0: the same as `hidden_size`
-    draft_vocab_size: int = 0  # number of tokens that can be drafted; 0: all of the target's
+    draft_vocab_size: int = 0
     num_hidden_layers: int = 1
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
     qk_norm: bool = False
     output_bias: bool = False  # whether attention's output projection has a bias
-    own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
+    own_embedding: bool = False
     mask_token: int | None = None  # the token at P-EAGLE's columns without a token; None: the network is EAGLE-3
-    # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
     rope_scaling: dict[str, Any] | None = None
     # the positions of image columns, if the target's positions have three axes: counted like text; the first axis
     # alone; or all three, by `mrope_section`
@@ -83,11 +110,9 @@ class Eagle3Config(DraftConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
         super().__post_init__()
-        for name, most in (("features", 8), ("num_hidden_layers", MOST_LAYERS)):
-            check_size(name, getattr(self, name), most, "Take the published.")
-        for name in ("target_hidden_size", "draft_vocab_size"):
-            if getattr(self, name):
-                check_size(name, getattr(self, name), MOST, "Take the published.")
+        check_size("features", self.features, 8, "Take the published.")
+        if self.target_hidden_size:
+            check_size("target_hidden_size", self.target_hidden_size, MOST, "Take the published.")
         if len(self.layers) not in (0, self.features):
             raise InputError(f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}.")
         if self.norm_before_fc and self.fc_norm:
@@ -125,18 +150,11 @@ class Eagle3Config(DraftConfig):
             )
         if self.positions == "axes" and not sections:
             raise InputError('`mrope_section` must be given with `positions` "axes", but is (). Take the target\'s.')
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
-            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
 
     @property
     def target_size(self) -> int:
         """Return the number of channels of the target's hidden states."""
         return self.target_hidden_size or self.hidden_size
-
-    @property
-    def vocabulary(self) -> int:
-        """Count the different tokens that can be drafted."""
-        return self.draft_vocab_size or self.vocab_size
 
     @property
     def projected(self) -> bool:
@@ -147,11 +165,6 @@ class Eagle3Config(DraftConfig):
     def follows(self) -> bool:
         """Return whether the network uses the target's positions if these have three axes."""
         return self.positions != "text" and self.pictures != "dropped"
-
-    @property
-    def mapped(self) -> bool:
-        """Return whether the draft vocabulary is a part of the target's, with tables between the two."""
-        return self.vocabulary < self.vocab_size
 
     def for_depth(self, layers: int) -> Self:
         """Return the same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
@@ -171,8 +184,64 @@ def default_layers(depth: int) -> tuple[int, ...]:
     return tuple(min(max(boundary, 1), depth) - 1 for boundary in (2, depth // 2, depth - 3))
 
 
+class LayeredNetwork(DraftNetwork):
+    """What EAGLE-3 and DFlash share: several layers, and parts that replace the target's."""
+
+    config: LayeredConfig
+
+    def build_layers(self, own: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
+        """Make the layers. inputs: channels that the first layer's attention reads; 0: H. qk_norm: whether queries and
+        keys are normed, as Qwen3 does. output_bias: whether attention's output projection has a bias."""
+        count, self.qk_norm = own.num_hidden_layers, qk_norm
+        self.layers = nn.ModuleList([DecoderLayer(own, 0 if index else inputs) for index in range(count)])
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            if qk_norm:
+                attention.q_norm, attention.k_norm = (RMSNorm(own.head_dim, own.rms_norm_eps) for _ in range(2))
+            if output_bias:
+                attention.o_proj = nn.Linear(attention.o_proj.in_features, own.hidden_size)
+
+    def build_ends(self, own: LayeredConfig, own_head: bool) -> None:
+        """Make the final norm, and what replaces the target's: LM head, embedding, tables of the draft vocabulary."""
+        self.norm = RMSNorm(own.hidden_size, own.rms_norm_eps)
+        if own_head:
+            self.lm_head = nn.Linear(own.hidden_size, own.vocabulary, bias=False)
+        if own.own_embedding:
+            self.embed_tokens = nn.Embedding(own.vocab_size, own.hidden_size)
+        if own.mapped:
+            self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
+
+    def share_embedding(self) -> None:
+        """Drop the network's embedding, because it equals the target's."""
+        self.config = replace(self.config, own_embedding=False)
+        del self.embed_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Count the different tokens that the network can draft."""
+        return self.config.vocabulary
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
+        return cast(Tensor, self.d2t) if self.config.mapped else None
+
+    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
+        """Normalise queries and keys (B, heads + h, n, d) as Qwen3 does, if the layers have norms for them."""
+        if not self.qk_norm:
+            return queries_keys
+        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
+        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
+
+    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
+        """Return the rotations' frequencies and factor, as `DraftNetwork.frequencies`, after `config.rope_scaling`."""
+        scaling = self.config.rope_scaling
+        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)
+
+
 @final
-class Eagle3(DraftNetwork):
+class Eagle3(LayeredNetwork):
     """EAGLE-3's network, and P-EAGLE's where `config.mask_token` is set."""
 
     system: ClassVar[str] = "eagle3"
@@ -188,38 +257,11 @@ class Eagle3(DraftNetwork):
             self.input_norm = RMSNorm(joined, eps)
         if own.fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(own.target_size, eps) for _ in range(own.features))
-        self.layers = nn.ModuleList([DecoderLayer(own, 2 * size if not index else 0) for index in range(self.count)])
+        self.build_layers(own, 2 * size, own.qk_norm, own.output_bias)
         self.layers[0].hidden_norm = RMSNorm(size, eps)
-        for layer in self.layers:
-            attention: Any = layer.self_attn
-            if own.qk_norm:
-                attention.q_norm, attention.k_norm = RMSNorm(own.head_dim, eps), RMSNorm(own.head_dim, eps)
-            if own.output_bias:
-                attention.o_proj = nn.Linear(attention.o_proj.in_features, size)
-        self.norm = RMSNorm(size, eps)
-        self.lm_head = nn.Linear(size, own.vocabulary, bias=False)
-        if own.own_embedding:
-            self.embed_tokens = nn.Embedding(own.vocab_size, size)
+        self.build_ends(own, own_head=True)
         if own.mask_token is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
-        if own.mapped:
-            self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
-            self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
-
-    def share_embedding(self) -> None:
-        """Drop the network's embedding, because it equals the target's."""
-        self.config = replace(self.config, own_embedding=False)
-        del self.embed_tokens
-
-    @property
-    def count(self) -> int:
-        """Count the layers."""
-        return self.config.num_hidden_layers
-
-    @property
-    def vocabulary(self) -> int:
-        """Count the different tokens that the network can draft."""
-        return self.config.vocabulary
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """Concatenate embeds (..., H) of token t + 1 and the target's features (..., k * Ht) of token t, fused to H
@@ -289,13 +331,6 @@ class Eagle3(DraftNetwork):
         features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
         return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
 
-    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Normalise queries and keys (B, heads + h, n, d) as Qwen3 does, if `qk_norm` is set."""
-        if not self.config.qk_norm:
-            return queries_keys
-        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
-        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
-
     def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
         """Run layer `index` after attention, as in `DraftNetwork`. `norm_output` norms the last layer's output."""
         hidden = super().after_attention(states, mixed, packed, index)
@@ -306,11 +341,6 @@ class Eagle3(DraftNetwork):
         if not self.config.norm_output:
             hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
-
-    @property
-    def offsets(self) -> Tensor | None:
-        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
-        return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def layer(
         self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
@@ -349,8 +379,3 @@ class Eagle3(DraftNetwork):
                 for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):
                     axes[frequency] = axis
         return torch.tensor(axes * 2, device=device)
-
-    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """Return the rotations' frequencies and factor, as `DraftNetwork.frequencies`, after `config.rope_scaling`."""
-        scaling = self.config.rope_scaling
-        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

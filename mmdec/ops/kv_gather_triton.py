@@ -4,8 +4,7 @@ Each program owns one head of one row of one layer's keys or values, which no ot
 to `PATH` columns before it writes the first, so source and target may overlap in any order. Longer moves (they
 remove padding inside a prompt) are done `PATH` columns at a time, which is safe if columns ascend and move down.
 
-The layers are one tensor, or one tensor each (a static cache) with the same shape, strides and dtype: the kernel finds
-a layer by its address relative to the first. It copies bits, whatever the dtype.
+It copies bits, whatever the dtype.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def _move(
         tl.debug_barrier()
 
 
-def kv_gather_triton(kv: Tensor | Sequence[Tensor], columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move row r's `columns[r]` to the columns from `begins[r]` on, as `kv_gather` does. kv: (..., B, H, S, D), or one
-    tensor (B, H, S, D) per layer. Requires `fits(columns, begins)`.
+def kv_gather_triton(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
+    """Move row r's `columns[r]` to the columns from `begins[r]` on, as `kv_gather` does. kv: (layers, B, H, S, D), or
+    (B, H, S, D). Requires `fits(columns, begins)`.
 
     Leading columns that are in place already are skipped; if all are, nothing is launched.
     """
@@ -59,34 +58,15 @@ def kv_gather_triton(kv: Tensor | Sequence[Tensor], columns: Sequence[Sequence[i
     longest = max(map(len, paths), default=0)
     if longest == 0:
         return
-    device = (kv if isinstance(kv, Tensor) else kv[0]).device
+    layers = kv if kv.dim() == 5 else kv[None]
     numbers = [*targets, *map(len, paths), *(column for path in paths for column in path + [0] * (longest - len(path)))]
     moves = torch.tensor(numbers, dtype=torch.int32)
-    moves = moves.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else moves
-    rows = len(paths)
-    move_columns(kv, moves[2 * rows :].view(rows, longest), moves[:rows], moves[rows : 2 * rows])
-
-
-def move_columns(kv: Tensor | Sequence[Tensor], sources: Tensor, begins: Tensor, counts: Tensor) -> None:
-    """Launch the kernel with indices on the device: sources (B, longest), begins and counts (B,), all int32."""
-    if isinstance(kv, Tensor):
-        layers = kv.flatten(0, -5) if kv.dim() > 5 else kv if kv.dim() == 5 else kv[None]
-        if layers.data_ptr() != kv.data_ptr():
-            raise RuntimeError("kv_gather: the leading dimensions of `kv` cannot be seen as one; make it contiguous.")
-        first, offsets = layers[0], torch.arange(len(layers), device=kv.device) * layers.stride(0)
-    else:
-        first, size = kv[0], kv[0].element_size()
-        alike = all(
-            (layer.shape, layer.stride(), layer.dtype) == (first.shape, first.stride(), first.dtype) for layer in kv
-        )
-        if not alike:
-            raise RuntimeError("kv_gather: the layers of `kv` differ in shape, strides or dtype; move them in groups.")
-        distances = [(layer.data_ptr() - first.data_ptr()) // size for layer in kv]
-        offsets = torch.tensor(distances, device=first.device)
-    word = WORDS[first.element_size()]
+    moves = moves.pin_memory().to(kv.device, non_blocking=True) if kv.device.type == "cuda" else moves
+    rows, offsets = len(paths), torch.arange(len(layers), device=kv.device) * layers.stride(0)
+    first = layers[0].view(WORDS[kv.element_size()])
     _, heads, _, width = first.shape
-    launch(_move, (len(begins) * heads, len(offsets)))(
-        first.view(word), offsets, begins, counts, sources, sources.shape[1],
+    launch(_move, (rows * heads, len(offsets)))(
+        first, offsets, moves[:rows], moves[rows : 2 * rows], moves[2 * rows :], longest,
         *first.stride(),
         HEADS=heads, WIDTH=width, BLOCK_D=triton.next_power_of_2(width), PATH=PATH, num_warps=4,
     )  # fmt: skip

@@ -95,14 +95,12 @@ def tree_mask(
     dtype: torch.dtype,
     *,
     ragged: bool = True,
-    window: int | None = None,
 ) -> TreeMask:
     """Make the mask of a pass: a node sees its row's columns before the tree, its ancestors, and itself.
 
     starts, ends: (B,) each row's first column and the column after its last. ancestors: (B, N, N) bool.
     columns: S, the shared columns before the nodes. dtype: the additive mask's dtype.
     ragged: False if every row owns all S columns, which saves half of the work at batch 1.
-    window: positions that a node sees, its own included; None: all.
     The mask is additive because all attention implementations agree on its meaning; for bool masks they do not.
     """
     batch, nodes, _ = ancestors.shape
@@ -113,8 +111,7 @@ def tree_mask(
         foreign = (steps < starts[:, None]) | (steps >= ends[:, None])  # (B, S)
         additive[..., :columns].masked_fill_(foreign[:, None, None], lowest)
     additive[..., columns:].masked_fill_(~ancestors[:, None], lowest)
-    mask = TreeMask(starts, ends, ancestors, additive)
-    return mask if window is None else mask.within(window)
+    return TreeMask(starts, ends, ancestors, additive)
 
 
 def _padded_rows(mask: Tensor) -> Tensor:

@@ -13,17 +13,17 @@ from tests.support.kernel_kv_gather import agrees, moved
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "apart"),
+    ("shape", "dtype"),
     [
-        ((4, 3, 2, 12, 5), torch.float32, False),
-        ((2, 2, 2, 2, 12, 4), torch.bfloat16, False),
-        ((1, 1, 12, 3), torch.float64, False),
-        ((4, 2, 2, 12, 8), torch.float16, True),
+        ((4, 3, 2, 12, 5), torch.float32),
+        ((2, 2, 2, 12, 4), torch.bfloat16),
+        ((1, 1, 12, 3), torch.float64),
+        ((4, 2, 2, 12, 8), torch.float16),
     ],
 )
 @pytest.mark.parametrize("seed", range(2))
-def test_moves_what_the_definition_moves(shape: tuple[int, ...], dtype: torch.dtype, apart: bool, seed: int) -> None:
-    assert agrees(kv_gather_triton, shape, dtype, seed, apart)
+def test_moves_what_the_definition_moves(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
+    assert agrees(kv_gather_triton, shape, dtype, seed)
 
 
 def test_overlapping_ranges_are_read_before_they_are_written() -> None:
