@@ -162,8 +162,7 @@ class Budget:
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the cost curves to plan with: a larger batch size's, if this size has few timings (rows have just
-        ended)."""
+        """Return the cost curves to plan with: a larger batch size's, if this size has few timings."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -183,8 +182,7 @@ class Budget:
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """Return the acceptance chance below which a chain's next node does not pay; `UNTIMED` if too little was
-        timed."""
+        """Return the chance below which a chain's next node does not pay; `UNTIMED` if too little was timed."""
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.reach - 1, chain.reach, LENGTH)
         if nodes < FIRST:
@@ -194,8 +192,7 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _least(self, batch: int) -> float:
-        """Return how many accepted tokens pay for a target pass over two columns instead of one; 0 until such a pass
-        was timed."""
+        """Return how many accepted tokens pay for a pass over two columns instead of one; 0 until one was timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
         return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0

@@ -163,16 +163,14 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Return whether the row's processors do nothing, at this and all later positions, but what `suppressed`
-        does."""
+        """Return whether the row's processors do nothing, from this position on, but what `suppressed` does."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
         return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
 
     def suppressed(self, logits: Tensor) -> Tensor:
-        """Return the raw logits (..., V) in float32, with the tokens suppressed that are forbidden at every
-        position."""
+        """Return raw logits (..., V) in float32, without the tokens that are forbidden at every position."""
         logits = logits.to(torch.float32)  # float32 as in `warped`, so that ties are the same in both
         for each in self._suppressions or ():
             if each.only_at is None:
@@ -184,8 +182,7 @@ class Sequences:
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def reach(self, row: int) -> int:
-        """Return how many tokens the next round may add to the row, by the row's `room` and by the target's
-        positions."""
+        """Return how many tokens the next round may add to the row, by its `room` and the target's positions."""
         room = self.room(row)
         return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
@@ -227,16 +224,14 @@ class Sequences:
         return done
 
     def padded(self, pad: int) -> Tensor:
-        """Return the ids (B, longest) of all rows with their prompts; shorter rows are padded on the right with
-        `pad`."""
+        """Return the ids (B, longest) of all rows with their prompts, padded on the right with `pad`."""
         longest = max(map(len, self.tokens))
         rows = [row + [pad] * (longest - len(row)) for row in self.tokens]
         return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Return the stopping criteria for one more row: those bound to the batch are copied; the others have no state, and
-    are shared."""
+    """Return one more row's criteria: those bound to the batch are copied, the others, without state, are shared."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]

@@ -288,8 +288,7 @@ class PairStatistics:
     accuracy: HeadAccuracy | None = None  # only for drafters with `Needs.prior`
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the cost curves of the target, of the drafter's chains and of its trees, for batches of up to 2 **
-        power rows."""
+        """Return the curves of the target, the drafter's chains and its trees, for up to 2 ** power rows."""
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:
@@ -337,8 +336,7 @@ class DecodingStatistics:
             return statistics
 
     def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
-        """Return the pair's record of how often each rank of the drafter's proposals was right; a new one starts from
-        `prior`."""
+        """Return how often each rank of the pair's proposals was right; a new record starts from `prior`."""
         with self.lock:
             statistics = self.of(pair, prior.chain)
             accuracy = statistics.accuracy

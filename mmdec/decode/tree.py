@@ -57,8 +57,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the depth of each node of one row; the root has depth 0. parents: each node's parent; parents[0] is not
-    read."""
+    """Return the depth of each node of one row, 0 at the root. parents: each node's; parents[0] is not read."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -156,8 +155,7 @@ class HeadAccuracy:
 
     @classmethod
     def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
-        """Restore from the hits and trials that `counts` returned. Raises InputError if there are more hits than
-        trials."""
+        """Restore from what `counts` returned. Raises InputError if there are more hits than trials."""
         if len(hits) != len(trials):
             raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
         accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])

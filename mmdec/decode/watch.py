@@ -65,8 +65,7 @@ class Stopwatch:
         return time.thread_time() + _elsewhere.worked if counts else self.now()
 
     def process(self) -> float:
-        """Return CPU seconds of all threads of this process, since some fixed moment; `processor` counts this thread
-        alone."""
+        """Return CPU seconds of all threads of this process, since some fixed moment."""
         return time.process_time()
 
     def lap(self) -> float:

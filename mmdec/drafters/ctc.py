@@ -187,8 +187,7 @@ class Text:
     gain: float = 0.0  # score of its last piece by the n-gram, `LENGTH` included
 
     def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
-        """The text with one more piece; the log-probability of the piece's frame is not added yet. The n-gram has no
-        `MARK`."""
+        """The text with one more piece, without its frame's log-probability. The n-gram has no `MARK`."""
         if piece == MARK:
             return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
         gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH

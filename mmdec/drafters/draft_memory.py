@@ -192,8 +192,7 @@ class Waiting:
 
     @classmethod
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
-        """Select the accepted path from the features (B, N, k * H) of a draft's nodes. counts: new columns of each
-        row."""
+        """Select the accepted path from features (B, N, k * H) of a draft's nodes. counts: new columns of each row."""
         path = verdict.path
         if len(path) == 1 < features.shape[1]:
             features = features.index_select(1, path[0].clamp(min=0))

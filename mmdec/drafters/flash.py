@@ -147,8 +147,7 @@ class Slots(Levels):
         return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
     def _next_block(self) -> Tensor:
-        """Process the block's own predictions as columns, then compute the slots of the last one. Returns slot 0 (B, 1,
-        H)."""
+        """Process the block's predictions as columns, then compute the last one's slots. Returns slot 0 (B, 1, H)."""
         tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))  # (B, k), (B, k, H)
         states = self.head.fuse(self.drafter.embedding(tokens), features)
         queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)

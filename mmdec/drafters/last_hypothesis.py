@@ -62,8 +62,7 @@ class LastHypothesis:
         return [_Row([_Place() for _ in self._texts]) for _ in context.tokens]
 
     def propose(self, memory: list[_Row], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the rest of the last text (only a few tokens if the place in it is a guess), and branches of the other
-        texts."""
+        """Draft the rest of the last text (a few tokens if its place is a guess), and branches of the others."""
         trees = list[tuple[list[int], list[int]]]()
         for row in memory:
             sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]

@@ -120,8 +120,7 @@ class Levels:
         return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Grow an EAGLE-2 tree from hidden (B, 1, H) of the root. Nodes are numbered from 1 in the order of their
-        creation."""
+        """Grow an EAGLE-2 tree from hidden (B, 1, H) of the root. Nodes are numbered from 1 as they are made."""
         rows, _, size = hidden.shape
         width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
         values, tokens = self._best(hidden, width)
@@ -145,14 +144,12 @@ class Levels:
         return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the `width` likeliest children of nodes with hidden (B, n, H): log-probabilities and tokens (B, n,
-        width)."""
+        """Return log-probabilities and tokens (B, n, width) of the likeliest children of hidden (B, n, H)."""
         values, drafted = _best(self.drafter.logits(hidden), width)
         return values, self.drafter.network.token_ids(drafted)
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Sample children without replacement, from hidden (B, 1, H) of the root. The draft's `probs` hold their
-        distributions."""
+        """Sample children without replacement, from hidden (B, 1, H) of the root; `probs` hold the distributions."""
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
         trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
@@ -260,8 +257,7 @@ def stepwise(
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities and the ids (B, n, width) of the likeliest tokens, likeliest first. logits: (B, n,
-    V)."""
+    """Return log-probabilities and ids (B, n, width) of the likeliest tokens by logits (B, n, V), likeliest first."""
     chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding must not make a child likelier than its parent
     if logits.shape[-1] < LARGE:
         best = chances.topk(width)

@@ -86,8 +86,7 @@ class Row:
         return found
 
     def matches(self, shortest: int) -> list[int]:
-        """Return the earlier positions where the text's last n tokens (n >= `shortest`) occur: the latest for each n,
-        the longest n first."""
+        """Return where the text's last n tokens (n >= `shortest`) occurred last, for the longest n first."""
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
@@ -107,8 +106,7 @@ class Row:
 
 @final
 class Lookup:
-    """Copies from the prompt, an encoder's tokens and the generated text. It has no weights, works with every target,
-    and takes microseconds."""
+    """Copies from prompt, encoder's tokens and text. It has no weights, fits every target, and takes microseconds."""
 
     needs = Needs(stops=True)
 

@@ -202,8 +202,7 @@ class HeadLevels(Levels):
         self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T columns the last level's nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Run the head over one level of nodes with tokens (B, n), their parents' features (B, n, H) and indices
-        `above`."""
+        """Run the head over nodes with tokens (B, n), their parents' features (B, n, H) and indices `above`."""
         drafter, memory = cast(Mtp, self.drafter), cast(HeadMemory, self.memory)
         rows, size = tokens.shape
         own = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)

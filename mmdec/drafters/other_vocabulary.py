@@ -171,8 +171,7 @@ class OtherVocabulary:
         return added
 
     def _translated(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
-        """Return the target's tokens for what the small model added to a text; [] if no token ends where the text
-        ends."""
+        """Return the target's tokens for what was added to a text; [] if no token ends where the text ends."""
         before = self._decoded(self._tokenizer, ids)
         after = self._decoded(self._tokenizer, ids + new).rstrip(UNDECODED)
         if not after.startswith(before) or len(after) == len(before):

@@ -206,8 +206,7 @@ class SmallModel:
         memory.roots = [memory.roots[row] for row in live.tolist()]
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree, or a chain if the plan has no more nodes than depth. With a temperature the children are
-        sampled."""
+        """Draft a tree, or a chain if the plan has no more nodes than depth; with a temperature, sample."""
         depth = min(plan.depth, plan.nodes)
         if memory.session is None:
             depth = 0
@@ -279,8 +278,7 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
-        """Keep each row's nodes of the last pass, `paths`, in the cache; an empty path keeps none, not even the
-        root."""
+        """Keep each row's nodes `paths` of the last pass; an empty path keeps none, not even the root."""
         keep_columns(self._model, memory.session, paths)
         memory.scored = None
 
@@ -342,8 +340,7 @@ def draw_children(
 
 
 def drawn_from(probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int) -> Tensor:
-    """Select the distributions (B, N, vocab_size) of the root and the chosen nodes from probs (B, M, V); 0 for nodes
-    without sampled children."""
+    """Select the root's and chosen nodes' distributions (B, N, vocab_size) from probs (B, M, V); 0 for leaves."""
     batch, count, size = probs.shape
     padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
     width = 1 + max(map(len, chosen))

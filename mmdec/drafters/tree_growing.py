@@ -175,8 +175,7 @@ class TreeGrowing:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def take_in(self, memory: Memory) -> LastColumn:
-        """Process the queued columns into the cache. Returns each row's last column; its token is always from a
-        verdict, never from a prompt."""
+        """Process the queued columns into the cache. Returns each row's last column, whose token is from a verdict."""
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
@@ -203,8 +202,7 @@ class TreeGrowing:
         return _joined(groups[-1])
 
     def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
-        """Write keys and values of columns to the cache. Returns the last layer's input (B, n, H) and queries (B,
-        heads, n, d)."""
+        """Cache columns. Returns the last layer's input (B, n, H) and queries (B, heads, n, d)."""
         if isinstance(part, WaitingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:

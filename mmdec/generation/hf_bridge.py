@@ -144,8 +144,7 @@ def _row_wise(given: Any, known: bool) -> bool:
 
 
 def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
-    """Combine transformers' criteria. Maximum length and EOS tokens become numbers; others are called after each
-    token."""
+    """Combine criteria: maximum length and EOS tokens become numbers; others are called after each token."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
@@ -176,8 +175,7 @@ class Results:
     def __init__(
         self, target: HfTarget, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig
     ) -> None:
-        """target: the adapter of the model. prompt: (B, P) token ids. config: says which scores and logits to
-        record."""
+        """target: the model's adapter. prompt: (B, P) token ids. config: which scores and logits to record."""
         batch, start = prompt.shape
         wanted = bool(setting(config, "return_dict_in_generate"))
         self.scores = ScoreRecorder(batch, start) if wanted and setting(config, "output_scores") else None
@@ -219,8 +217,7 @@ class Results:
 
 
 def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
-    """Return a `Suppression` equal to transformers' processor, applicable to all nodes of a draft at once; None for
-    other kinds."""
+    """Return a `Suppression` equal to a processor, for all nodes of a draft at once; None for other kinds."""
     kind = type(cast(object, processor))  # the exact class: a subclass may do something else
     if kind is SuppressTokensLogitsProcessor:
         tokens, only_at = processor.suppress_tokens, None

@@ -156,8 +156,7 @@ class Speculation:
         self._told = set[str]()  # warnings that were already given, so that each is given once
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """Return the drafter for a target model; weights from a folder get the model's device and precision. None means
-        plain decoding."""
+        """Return the drafter for a target model, with its device and precision; None: plain decoding."""
         if self._folder is None and not self._auto and self._class is None and not self.networks:
             return self._drafter
         with self._lock:
@@ -290,8 +289,7 @@ class Speculation:
 def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
-    """Yield the same rounds; after the last one, fill the caller's cache as `generate` would. pad: id of the
-    padding."""
+    """Yield the same rounds; after the last one, fill the caller's cache as `generate` would. pad: a token."""
     for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))

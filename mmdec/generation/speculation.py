@@ -58,8 +58,7 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean new tokens per row and round, the correction or bonus token included; the prompt's pass is
-        not counted."""
+        """Return the mean new tokens per row and round, bonus included; the prompt's pass is not counted."""
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
@@ -240,8 +239,7 @@ def _begin(
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add to each round the text that its tokens append. A character whose bytes are incomplete is added with a later
-    token."""
+    """Add to each round the text of its tokens; a character whose bytes are incomplete comes with a later token."""
     tokens: list[list[int]] = [[] for _ in range(rows)]
     texts = [""] * rows
     for round_ in rounds:
@@ -257,8 +255,7 @@ def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[R
 
 
 def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
-    """Return the model's inputs by name, from token ids or a tokenizer's output. Raises InputError if the model cannot
-    read them."""
+    """Return the model's inputs by name. Raises InputError if the model cannot read them."""
     if not isinstance(inputs, (Tensor, Mapping)):
         raise InputError(
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "

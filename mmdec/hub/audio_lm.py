@@ -46,8 +46,7 @@ class LoadedAudioLm:
     checked: set[str] = field(default_factory=set, repr=False)  # names of drafters known to fit: checked once
 
     def __post_init__(self) -> None:
-        """Raises InputError if the processor belongs to another model, reads another sample rate, or has no template
-        for a request."""
+        """Raises InputError for another model's processor, another sample rate, or no template for a request."""
         template = not type(self.model).__name__.startswith(VOXTRAL)
         check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(FAMILIES)}.", template)
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
@@ -77,8 +76,7 @@ class LoadedAudioLm:
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """Return the parameters of the processor's method `apply_transcription_request`; empty if it has no such
-        method."""
+        """Return the parameters of `processor.apply_transcription_request`; empty without such a method."""
         call = getattr(self.processor, "apply_transcription_request", None)
         return {} if call is None else inspect.signature(call).parameters
 

@@ -38,8 +38,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Path, argument: str) -> Checkpoint:
-        """Read config.json and all tensors, from safetensors if there are any, else from the pickle. argument: for
-        errors."""
+        """Read config.json and all tensors, from safetensors, else from the pickle. argument: for errors."""
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def fail(self, rule: str, fault: str, remedy: str) -> InputError:
@@ -55,8 +54,7 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """Return the names of a folder's tensors. Those in safetensors are read without the weights; a pickle is read
-    whole."""
+    """Return the names of a folder's tensors. Of safetensors no weights are read; a pickle is read whole."""
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         names = read_settings(folder / INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()

@@ -77,8 +77,7 @@ class DASpeechParts:
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """Find the directory of a complete translator, given a shipped name, a directory or a hub id. Downloads the
-    last."""
+    """Find the directory of a complete translator: a shipped name, a directory, or a hub id, which is fetched."""
     return complete(find(model), os.fspath(model))
 
 
@@ -187,8 +186,7 @@ def read_parts(
 
 
 def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
-    """Load a translator of pieces (`hub/heard_translator.py`'s layout) by name or folder. Raises InputError for
-    another."""
+    """Load a translator of pieces (`hub/heard_translator.py`) by name or folder. Raises InputError for another."""
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, HeardParts):
         raise InputError(
@@ -256,8 +254,7 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """Return the names of the files that a folder must have, by its layout. Raises InputError for a damaged
-    config.json."""
+    """Return the files that a folder needs, by its layout. Raises InputError for a damaged config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
     return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

@@ -102,8 +102,7 @@ def export_drafter(
 
 
 def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Served:
-    """Find the target, and check that the network fits it. model: a directory, shipped name or hub id; None: its
-    own."""
+    """Find the target, which must fit the network. model: a directory, shipped name or hub id; None: its own."""
     named = os.fspath(model) if model is not None else network.config.target
     known = named and (Path(named).is_dir() or named in names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:

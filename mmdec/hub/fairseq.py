@@ -217,8 +217,7 @@ def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -
 
 
 def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Take the linguistic decoder's and the adaptor's weights out of `state`, under mmdec's names. layers: their
-    number."""
+    """Take the linguistic decoder's and the adaptor's weights out of `state`, under mmdec's names."""
     named = {"decoder.embed_tokens.weight": state.pop("decoder.embed_tokens.weight")}
     for theirs, ours in (("embed_positions", "embed_positions"), ("link_positional", "links.link_positional")):
         table = state.pop(f"decoder.{theirs}.weight")

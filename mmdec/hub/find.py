@@ -31,8 +31,7 @@ def model_folders() -> tuple[Path, ...]:
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Return the names of the shipped models with this system or transformers model type; None: of all shipped
-    models."""
+    """Return the names of the shipped models of a system or transformers model type; None: of all."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 

@@ -173,8 +173,7 @@ def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
-    """Raise InputError unless the generator takes mmdec's number of bands, and gives `hop` samples (`factor`) a
-    frame."""
+    """Raise InputError unless the generator takes mmdec's bands, and gives `hop` samples (`factor`) a frame."""
     if bands != MELS:
         raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")
     if factor != hop:

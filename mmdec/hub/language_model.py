@@ -74,8 +74,7 @@ def is_language_model(directory: Path) -> bool:
 
 
 def read_language_model(directory: Path, argument: str = "model") -> PreTrainedModel:
-    """Load the network in `directory`, in float32 on the CPU. Raises InputError about `argument` if files are damaged
-    or outside it."""
+    """Load the network in `directory`, in float32 on the CPU. Raises InputError for damaged or foreign files."""
     config_type = _config_type(directory)
     if config_type is None or config_type not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(

@@ -171,8 +171,7 @@ def _system(checkpoint: Checkpoint) -> System:
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a decoder layer's settings: `transformer_layer_config` (speculators), `text_config`, or the whole
-    config."""
+    """Return a layer's settings: `transformer_layer_config` (speculators), `text_config`, or the whole config."""
     settings = dict(checkpoint.described)
     for name in ("text_config", "transformer_layer_config"):
         own = checkpoint.described.get(name)
@@ -432,8 +431,7 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
 
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the indices of the target's layers that the network reads, see the module's docstring; () for the
-    default."""
+    """Return the target's layers that the network reads, see the module's docstring; () for the default."""
     name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.described.get("eagle_config")
     ids = checkpoint.described.get(name)
     outputs = False

@@ -114,8 +114,7 @@ def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: s
 
 
 def _writes(processor: Any, token: int) -> bool:
-    """Return whether the processor writes this token for an image (in some, it differs from the placeholder in the
-    text)."""
+    """Return whether the processor writes this token for an image, in place of the text's placeholder."""
     picture = np.full((64, 64, 3), 128, np.uint8)
     try:
         made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")

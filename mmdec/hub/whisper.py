@@ -96,8 +96,7 @@ class LoadedWhisper:
         return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load the drafter with the heads in `directory`; None: in the model's folder. Raises InputError if there are
-        none."""
+        """Load the heads in `directory`; None: in the model's folder. Raises InputError if there are none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))

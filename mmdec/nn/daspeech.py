@@ -127,8 +127,7 @@ class SpeechToUnits(nn.Module):
         return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
-        """Predict the graphs from the encoder's states (B, S, d). frame_lengths: (B,) filterbank frames, which set the
-        graphs' sizes."""
+        """Predict the graphs from states (B, S, d). frame_lengths: (B,) filterbank frames, for the graphs' sizes."""
         return self.decoder(states, state_lengths, frame_lengths)
 
 

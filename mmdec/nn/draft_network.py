@@ -249,8 +249,7 @@ class DraftNetwork(nn.Module):
         return self.config.vocab_size
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Score the tokens that can be drafted. hidden: (..., H). output: the target's LM head. Returns: (...,
-        `vocabulary`)."""
+        """Score hidden (..., H): (..., `vocabulary`) by output, the target's LM head."""
         return linear(hidden, output.weight, output.bias)
 
     @property
@@ -276,8 +275,7 @@ class DraftNetwork(nn.Module):
         return self.fuse(embeds, self.feature(hidden), carry)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Combine embeds (..., H) of token t + 1 and features (..., k * H) of token t to one state (..., H). carry: see
-        `Prompted`."""
+        """Combine embeds (..., H) of token t + 1 and features (..., k * H) of token t. carry: see `Prompted`."""
         joined = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             joined = self.fc_norm(joined)
@@ -429,8 +427,7 @@ class DraftNetwork(nn.Module):
         return states + linear(silu(gate) * up, mlp.down_proj.weight)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Return cosines and signed sines (see `_waves`) at positions (B, n): each (B, 1, n, d), or (d,) for a single
-        position."""
+        """Return cosines and signed sines (see `_waves`) at positions (B, n), (B, 1, n, d); of a single one, (d,)."""
         if isinstance(positions, int):
             cosines, sines = self.rope_table(positions + 1, dtype, device)
             return cosines[positions], sines[positions]

@@ -194,8 +194,7 @@ class FastSpeech2(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, mel_mean: Tensor, mel_std: Tensor, pitch: Tensor, energy: Tensor) -> None:
-        """Set global means and deviations: mel_mean, mel_std (80,); pitch, energy (2,) of log(Hz + 1) and log(energy +
-        1)."""
+        """Set means and deviations: of mels (80,) each; pitch, energy (2,) of log(Hz + 1), log(energy + 1)."""
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
         self.pitch_stats.copy_(pitch)

@@ -99,8 +99,7 @@ class FlashNetwork(DraftNetwork):
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """Compute one row's columns, see `DraftNetwork.prompt`; images are compressed. Column t is visual if token
-        t + 1 is."""
+        """Compute one row's columns, images compressed, see `DraftNetwork.prompt`; t is visual if token t + 1 is."""
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         fused = self.fuse(embeds[1:][text], features[:-1][text])

@@ -120,8 +120,7 @@ class HeardTranslator(PiecesToUnits):
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
-        """Encode recordings for the decoders. features, frames, counts: from `features`. A row with an empty transcript
-        has length 0."""
+        """Encode recordings, given by `features`, for the decoders. A row with an empty transcript has length 0."""
         heard, states = self.hear(features, frames, counts)
         beside = None
         if self.reader.project is not None:

@@ -234,8 +234,7 @@ class Posterior(NamedTuple):
 
 
 def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `match` and `links` as float64, with -inf where no complete path can pass (too early, too late,
-    padding)."""
+    """Return `match` and `links` as float64, with -inf where no complete path can pass."""
     steps = torch.arange(match.size(1), device=match.device)
     vertex = torch.arange(match.size(2), device=match.device)
     # each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token

@@ -93,8 +93,7 @@ def beam_path(
 def _search(
     emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
 ) -> list[tuple[float, tuple[int, ...], _Text]]:
-    """Search one lattice of emissions (L, V) and links (L, L). Returns: (score, tokens, `_Text`) of each text, the best
-    first."""
+    """Search one lattice: emissions (L, V), links (L, L). Returns: (score, tokens, `_Text`) of each, best first."""
     end = len(emissions) - 1
     likely, tokens = (part.tolist() for part in emissions.topk(min(TOKENS, emissions.size(1)), -1))
     chances, jumps = (part.tolist() for part in links.topk(min(JUMPS, end + 1), -1))

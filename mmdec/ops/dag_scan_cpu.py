@@ -143,8 +143,7 @@ def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -
 
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
-    """Return exp of all forward links (L, L) float64, divided by the largest (at least 1); and the log of that
-    divisor."""
+    """Return exp of all forward links (L, L) float64, over the largest (at least 1), and that divisor's log."""
     link_top = float(links.amax())
     if not link_top <= 0.0:  # an entry below the diagonal, which is no link, may be the largest
         link_top = float(links.triu(1).amax())

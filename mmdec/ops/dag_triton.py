@@ -359,6 +359,5 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_triton(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute the targets' (B, M) log-probabilities on every vertex, from logits (B, L, V). Returns (B, M, L)
-    float32."""
+    """Compute the targets' (B, M) log-probabilities, (B, M, L) float32, from logits (B, L, V)."""
     return _Gather.apply(logits, targets)

@@ -79,8 +79,7 @@ def _attend(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of one block of a key head's packed queries over one split; split number `splits` is the
-    tree."""
+    """Compute attention of a block of packed queries over one split; split number `splits` is the tree."""
     block, split = tl.program_id(0), tl.program_id(1)
     row, head = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     packed = GROUP * nodes

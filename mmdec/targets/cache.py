@@ -106,8 +106,7 @@ class KVPool:
     """Holds a run's cache once the prompt was read: the columns of all layers in pools (2 * layers, B, H, C, D)."""
 
     def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
-        """Move the cache's keys and values into pools, which the cache then reads. memory: provides the pools; None:
-        allocate."""
+        """Move the cache's keys and values into pools. memory: provides the pools; None: allocate."""
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
@@ -325,8 +324,7 @@ def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
 
 
 def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
-    """Find for all nodes i and j whether j is i or an ancestor of i: (B, N, N) bool on the CPU. parents: of each node,
-    -1 for the root."""
+    """Find whether node j is i or above i: (B, N, N) bool on the CPU. parents: of each node, -1 for the root."""
     size, seen = len(parents[0]), []
     for links in parents:
         above = [bytearray(size)]

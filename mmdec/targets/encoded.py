@@ -40,8 +40,7 @@ class EncodedPrompt:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
-        """Check a prompt's inputs. most: maximum number of columns; None: unlimited. columns: whether positions count
-        padding, too."""
+        """Check a prompt's inputs. most: columns; None: unlimited. columns: whether positions count padding, too."""
         unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
         ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
         if unknown or not isinstance(ids, Tensor) or encoded is None:
@@ -113,8 +112,7 @@ class EncodedTarget(HfTarget, ABC):
 
     @abstractmethod
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
-        """Make the object that runs the decoder over one run's drafts. cache: still empty. layers: layers whose
-        features are read."""
+        """Make what runs the decoder over a run's drafts. cache: still empty. layers: whose features are read."""
 
     @abstractmethod
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:

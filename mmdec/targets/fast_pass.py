@@ -50,8 +50,7 @@ def bucket(count: int) -> int:
 
 
 def columns_for(count: int) -> int:
-    """Choose the width of a slot for `count` columns. Few different widths occur; a large slot is at most a quarter too
-    wide."""
+    """Choose a slot's width for `count` columns: few widths occur; a large one is at most a quarter too wide."""
     step = max(STEP, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step
 
@@ -213,8 +212,7 @@ class FastRun:
     """Scores one run's drafts in slots. The run's key-value pools lie in the slot that it took last."""
 
     def __init__(self, passes: FastPass, encoder: Cache | None) -> None:
-        """passes: the model's slots. encoder: cross-attention keys and values of the run's rows; None if
-        decoder-only."""
+        """passes: the model's slots. encoder: cross-attention keys and values; None if decoder-only."""
         self._passes, self._encoder = passes, encoder
         self._slots: list[Slot] = []  # the last one is in use; columns are copied from the earlier, smaller ones
         weakref.finalize(self, passes.give_back, self._slots)

@@ -212,8 +212,7 @@ def check_attention(config: Any) -> None:
 
 
 def shallow(module: N) -> N:
-    """Copy a module without its parameters, buffers and submodules, which are shared. The copy's attributes and hooks
-    may be changed."""
+    """Copy a module that shares parameters, buffers and submodules; its attributes and hooks may be changed."""
     same = object.__new__(type(module))
     same.__dict__ = dict(module.__dict__)
     same.__dict__["_modules"] = dict(module._modules)

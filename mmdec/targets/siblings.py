@@ -68,8 +68,7 @@ def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
 
 
 def _kinds(model: nn.Module) -> frozenset[type]:
-    """List the classes of all parts and weights, and replaced `forward`s: they change if the model is quantised in
-    place."""
+    """List the classes of parts, weights and replaced `forward`s: quantising in place changes them."""
     kinds = set[type]()
     for part in model.modules():
         kinds.add(type(part))

@@ -282,8 +282,7 @@ def _attention(layer: Any) -> Any:
 
 
 def has_states(config: PreTrainedConfig) -> bool:
-    """Return whether the cache for this configuration has recurrent or convolutional states. If so, drafts must be
-    chains."""
+    """Return whether the cache has recurrent or convolutional states: drafts must then be chains."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 

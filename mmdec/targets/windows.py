@@ -135,8 +135,7 @@ def full_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 def widened(layer: Any) -> Any:
-    """Give a caller's cache layer a column for every token; those that a window dropped are zeros, and no later
-    token sees them."""
+    """Give a caller's cache layer a column for every token: zeros, which no later token sees, where a window cut."""
     if type(layer) is not DynamicSlidingWindowLayer:
         return layer
     other = DynamicLayer()
