@@ -405,7 +405,9 @@ class DecodingStatistics:
                     "acceptance": statistics.acceptance.content(),
                     "chains": _contents(statistics.chains),
                     "trees": _contents(statistics.trees),
-                    "accuracy": None if statistics.accuracy is None else _accuracy(statistics.accuracy),
+                    "accuracy": None
+                    if statistics.accuracy is None
+                    else dict(zip(("hits", "trials"), statistics.accuracy.counts(), strict=True)),
                 }
                 for pair, statistics in self._pairs.items()
             ]
@@ -415,8 +417,3 @@ class DecodingStatistics:
 def _contents(curves: Mapping[int, CostCurve]) -> list[dict[str, Any]]:
     """Return the cost curves of each batch size, for JSON."""
     return [{"power": power, **curve.content()} for power, curve in curves.items()]
-
-
-def _accuracy(accuracy: HeadAccuracy) -> dict[str, Any]:
-    hits, trials = accuracy.counts()
-    return {"hits": hits, "trials": trials}

@@ -41,12 +41,6 @@ class DraftCache:
         """Return whether some row is shorter than another."""
         return self._uneven is not None
 
-    def append(self, keys: Tensor, values: Tensor, counts: Sequence[int]) -> None:
-        """Accept the first `counts[r]` columns of row r: keys and values (B, heads, n, head size) of the last layer.
-        Those of earlier layers were written by `write`."""
-        self.write(keys, values, counts, self._layers - 1)
-        self.accept(counts)
-
     def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> Pair:
         """Write one layer's first `counts[r]` columns of row r behind its accepted ones; `accept` accepts them later.
 

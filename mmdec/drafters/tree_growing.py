@@ -211,10 +211,10 @@ class TreeGrowing:
         if isinstance(self.network, DFlash):
             for index in range(self.network.depth if states.shape[1] else 0):
                 memory.cache.write(*self.network.context(states, positions, index), counts, index)
-            memory.cache.accept(counts)
         elif states.shape[1]:
             states, queries, keys, values = self._through(memory, states, positions, counts)
-            memory.cache.append(keys, values, counts)
+            memory.cache.write(keys, values, counts, self.network.depth - 1)
+        memory.cache.accept(counts)
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:

@@ -72,7 +72,7 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
     """Return the folders of drafters inside the model's folder or beside it."""
     if folder is not None:
         home = folder.resolve()
-        for name in auto_names(_hears(model)):
+        for name in auto_names(speech=hasattr(model.config, "num_mel_bins")):
             path = drafter_folder(folder, name)
             if path is not None and (path.parent != home or lies_inside(path, home)):
                 yield path
@@ -175,10 +175,6 @@ def ship(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str
         "values": values,
     }
     return write_whole(folder / SHIPPED, (json.dumps(content) + "\n").encode())
-
-
-def _hears(model: PreTrainedModel) -> bool:
-    return hasattr(model.config, "num_mel_bins")
 
 
 def _once(model: PreTrainedModel, folder: Path) -> Drafter:

@@ -345,7 +345,7 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         raise InputError(f"`{CACHE}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
     for name in ("logits_processor", "stopping_criteria"):
         listed: object = options.get(name)
-        if listed is not None and not _functions(listed):
+        if listed is not None and not (isinstance(listed, list) and all(map(callable, cast(list[object], listed)))):
             raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
 
 
@@ -392,8 +392,3 @@ def option_names(model: PreTrainedModel) -> set[str]:
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
     taken = {name for function in functions for name in signature(function).parameters}
     return {name for name in {*taken, *vars(GenerationConfig())} if not name.startswith("_")}
-
-
-def _functions(listed: object) -> bool:
-    """Return whether this is a list of callables."""
-    return isinstance(listed, list) and all(map(callable, cast(list[object], listed)))

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import check_path
 from mmdec.checks.weights import WHOLE, checked_file, damaged, fill, read_settings, read_weights
 from mmdec.drafters.ctc import Ctc
 from mmdec.hub.publish import new_folder, whole_folder
@@ -106,10 +106,7 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:
     """Read head, pieces, the model's tokens, and the n-gram if there is one, in float32 on the CPU. Raises InputError
     if the folder is damaged."""
-    try:
-        folder = Path(directory)
-    except TypeError as error:
-        raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
+    folder = check_path("directory", directory, "Name a folder.")
     config = read_settings(folder / "config.json", "directory")
     if config.get("system") != SYSTEM:
         raise InputError(

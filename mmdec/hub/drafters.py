@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_instance, check_path, check_whole, show
+from mmdec.checks.arguments import check_instance, check_path, check_whole
 from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
 from mmdec.drafters.flash import Flash
 from mmdec.drafters.registry import (
@@ -167,10 +167,7 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
     target_tokens: the target's vocabulary size, for a published folder that does not say it.
     Raises: InputError if the folder, settings or weights are bad.
     """
-    try:
-        folder = Path(directory)
-    except TypeError as error:
-        raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
+    folder = check_path("directory", directory, "Name a folder.")
     file = folder / CONFIG
     if not file.is_file():
         raise InputError(

@@ -69,13 +69,13 @@ def load_language_model(
 
 def is_language_model(directory: Path) -> bool:
     """Return whether config.json in `directory` is that of a causal language model of transformers."""
-    config_type = _config_type(directory)
+    config_type = config_class(directory)
     return config_type is not None and config_type in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def read_language_model(directory: Path, argument: str = "model") -> PreTrainedModel:
     """Load the network in `directory`, in float32 on the CPU. Raises InputError for damaged or foreign files."""
-    config_type = _config_type(directory)
+    config_type = config_class(directory)
     if config_type is None or config_type not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
             f"`{argument}` must be a language model, but '{directory}' is {kind(directory) or 'no model'!r}. Name a "
@@ -106,7 +106,7 @@ def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
-def _config_type(directory: Path) -> type[PreTrainedConfig] | None:
+def config_class(directory: Path) -> type[PreTrainedConfig] | None:
     """Return transformers' configuration class for a folder, by its config.json; code in the folder is never run."""
     model_type = kind(directory)
     listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` finds nothing, because its entries load lazily

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import check_path, show
 from mmdec.checks.weights import checked_file, damaged, fill, read_settings, read_weights, shards
 from mmdec.drafters.medusa import Medusa
 from mmdec.hub.checkpoint import read_tensors, tensor_names
@@ -68,10 +68,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
 
     Raises: InputError if the heads belong to another model (other channels, tokens or mels).
     """
-    try:
-        folder = Path(directory)
-    except TypeError as error:
-        raise InputError(f"`directory` must be a path, but is {show(directory)}. Name a folder.") from error
+    folder = check_path("directory", directory, "Name a folder.")
     output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     speaks = isinstance(output, nn.Linear) and not model.config.is_encoder_decoder
     if not (isinstance(model, PreTrainedModel) and (speaks or _takes_heads(model))):
@@ -227,7 +224,8 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config "
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
-    tensors = _published(folder, argument)
+    # shards without heads may be absent
+    tensors = read_weights(shards(folder, argument, PUBLISHED), argument, PUBLISHED)
     first = 1 if kind == "linear" else 0  # the tuned model's own head comes first
     count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
@@ -270,9 +268,3 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
         raise InputError(f"`{argument}` must hold {missing[0]}, but '{folder}' does not. Fetch all of its shards.")
     renamed = {name: tensors[published] for name, published in state.items()}
     return fill(lambda: MedusaHeads(shape), renamed, argument, folder)
-
-
-def _published(folder: Path, argument: str) -> dict[str, Tensor]:
-    """The heads' weights in a checkpoint."""
-    files = shards(folder, argument, PUBLISHED)  # shards without heads may be absent
-    return read_weights(files, argument, PUBLISHED)

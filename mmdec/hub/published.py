@@ -119,6 +119,11 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
         sizes["queries"] = len(state["imadpt.q"])
     if name == "msd":
         sizes["visual_token"] = "next"  # as in MSD's published training and decoding
+    return _filled(name, sizes, state, checkpoint)
+
+
+def _filled(name: str, sizes: dict[str, Any], state: Mapping[str, Tensor], checkpoint: Checkpoint) -> DraftNetwork:
+    """Make the network of the drafter `name` with these sizes and weights, in the file's precision."""
     kind = network_class(name)
     network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
     return network.to(state["fc.weight"].dtype)
@@ -241,12 +246,7 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
     state = {name: value for name, value in state.items() if not COMPUTED.fullmatch(name)}
     checkpoint = replace(checkpoint, state=state)
     sizes = _eagle3_sizes(checkpoint, vocab_size)
-    state |= _vocabulary(checkpoint, sizes)
-    if sizes["draft_vocab_size"] == sizes["vocab_size"]:
-        state = {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
-    kind = network_class("eagle3")
-    network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
-    return network.to(state["fc.weight"].dtype)
+    return _filled("eagle3", sizes, _with_tables(checkpoint, sizes), checkpoint)
 
 
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
@@ -317,12 +317,7 @@ def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int |
     checkpoint = replace(checkpoint, state=state)
     described = checkpoint.described if "vocab_size" in checkpoint.described else {"vocab_size": target_tokens}
     sizes = _dflash_sizes(replace(checkpoint, described={**checkpoint.described, **described}), vocab_size)
-    state |= _vocabulary(checkpoint, sizes)
-    if sizes["draft_vocab_size"] == sizes["vocab_size"]:
-        state = {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
-    kind = network_class("dflash")
-    network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
-    return network.to(state["fc.weight"].dtype)
+    return _filled("dflash", sizes, _with_tables(checkpoint, sizes), checkpoint)
 
 
 def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
@@ -448,9 +443,9 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(boundary - 1 for boundary in boundaries)
 
 
-def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tables between the draft vocabulary and the target's: `d2t` as offsets, and `t2d`; {} if both are the
-    same.
+def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors, with checked tables between the draft vocabulary and the target's: `d2t` as offsets, and
+    `t2d`; without them if both vocabularies are the same.
 
     Raises: InputError if they are missing, or contradict each other.
     """
@@ -477,8 +472,8 @@ def _vocabulary(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, T
     if drafted == total and not torch.equal(ids, own):
         raise checkpoint.fail("have a 'd2t' of zeros for a whole vocabulary", "has not", "Fetch it again.")
     if drafted == total:
-        return {}
-    return {"d2t": ids - own, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}
+        return {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
+    return {**state, "d2t": ids - own, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}
 
 
 def _agree(ids: Tensor, known: Tensor) -> bool:

@@ -21,7 +21,6 @@ import transformers
 from safetensors.torch import save
 from torch import Tensor
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PROCESSOR_MAPPING,
     AutoProcessor,
@@ -34,7 +33,7 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
 from mmdec.hub.find import LoadedModels, find, kind, version
-from mmdec.hub.language_model import read_network
+from mmdec.hub.language_model import config_class, read_network
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
@@ -149,13 +148,11 @@ def read_model(directory: Path) -> PreTrainedModel:
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
     """Return the configuration and model classes in transformers; remote code is not considered."""
-    model_type = kind(directory)
-    listed = model_type in CONFIG_MAPPING
-    config_type = CONFIG_MAPPING[model_type] if listed else None
+    config_type = config_class(directory)
     if config_type is None or config_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise InputError(
-            f"`model` must be a vision-language model, but '{directory}' is {model_type or 'no model'!r}. Name a LLaVA "
-            "or a Qwen-VL."
+            f"`model` must be a vision-language model, but '{directory}' is {kind(directory) or 'no model'!r}. Name "
+            "a LLaVA or a Qwen-VL."
         )
     return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])
 

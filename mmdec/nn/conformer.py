@@ -256,13 +256,8 @@ def to_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert a state of fairseq's `s2t_conformer` or DASpeech to one of our `SpeechEncoder`. Drops other weights."""
     encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
-    names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", _fairseq_name)
+    names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", "encoder.".__add__)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
-
-
-def to_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state of our `SpeechEncoder` to fairseq's and DASpeech's names (`encoder.*`)."""
-    return _renamed(_checked(state), _names(state, _OUR_BLOCK, _fairseq_name), "a SpeechEncoder")
 
 
 def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> EncoderConfig:
@@ -284,10 +279,6 @@ def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> Encoder
             "`state` must be that of a SpeechEncoder, but its sizes cannot be read off its tensors "
             f"({type(error).__name__}: {error}). Pass a whole state, from one model."
         ) from error
-
-
-def _fairseq_name(ours: str) -> str:
-    return f"encoder.{ours}"
 
 
 def _fairseq2_name(ours: str) -> str:

@@ -51,16 +51,11 @@ class DASpeechConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     dag: DagConfig = field(default_factory=DagConfig)
     ar: ArConfig | None = field(default_factory=ArConfig)  # None: no autoregressive baseline
-    tts: FastSpeech2Config = field(default_factory=FastSpeech2Config.paper)
+    tts: FastSpeech2Config = field(default_factory=FastSpeech2Config)
     adaptor_ffn: int = 1024
     adaptor_dropout: float = 0.1
     ctc_layer: int = 8  # encoder layer under the auxiliary CTC loss
     ctc_characters: int = 0  # 0: no CTC head
-
-    @classmethod
-    def paper(cls) -> DASpeechConfig:
-        """Return the sizes of the published DASpeech."""
-        return cls()
 
     @classmethod
     def small(cls, dropout: float = 0.1) -> DASpeechConfig:

@@ -19,7 +19,7 @@ from mmdec.nn.transformer import Attention, PooledDropout, sinusoids
 
 @dataclass(frozen=True)
 class FastSpeech2Config:
-    """Sizes; the defaults are DASpeech's, 41 M parameters."""
+    """Sizes; the defaults are those in DASpeech's appendix, 41 M parameters."""
 
     d_model: int = 256
     encoder_layers: int = 4
@@ -44,11 +44,6 @@ class FastSpeech2Config:
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**sizes)
-
-    @classmethod
-    def paper(cls) -> FastSpeech2Config:
-        """Make the configuration in DASpeech's appendix."""
-        return cls()
 
     @classmethod
     def small(cls) -> FastSpeech2Config:

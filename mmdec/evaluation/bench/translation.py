@@ -307,7 +307,7 @@ def bench_paper(
     keep_threads(threads)
     torch.manual_seed(0)
     target = check_device(device)
-    config = DASpeechConfig.paper()
+    config = DASpeechConfig()
     network = DASpeech(config, 76).eval().to(target)
     s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(target)
     rows = []

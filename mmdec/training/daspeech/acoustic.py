@@ -317,7 +317,7 @@ def _distinct(
     return rows, bad
 
 
-CONFIGS = {"paper": FastSpeech2Config.paper, "small": FastSpeech2Config.small}
+CONFIGS = {"paper": FastSpeech2Config, "small": FastSpeech2Config.small}
 Step = tuple[Tensor, AcousticBatch]
 
 

@@ -80,7 +80,7 @@ class Augmentation:
         return warped * lengths_to_mask(new_lengths, size)[..., None], new_lengths
 
 
-SIZES = {"paper": DASpeechConfig.paper, "small": DASpeechConfig.small}
+SIZES = {"paper": DASpeechConfig, "small": DASpeechConfig.small}
 
 
 @dataclass(frozen=True)

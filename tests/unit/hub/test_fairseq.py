@@ -47,7 +47,7 @@ def small_network() -> tuple[DASpeech, Naive]:
 def test_the_published_sizes_are_the_papers():
     weights = {name: torch.zeros(shape) for name, shape in shapes(PAPER, 79).items()}
     found = read_published(arguments(PAPER), weights)
-    paper = DASpeechConfig.paper()
+    paper = DASpeechConfig()
     assert found.config == replace(paper, ar=None, tts=replace(paper.tts, positions="fairseq"))
     with torch.device("meta"):
         own = DASpeech(found.config, 79).state_dict()
