@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from mmdec.types import InputError
 Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
 Steps = tuple[Tensor, ...]  # a row's processed scores (1, V) at every token so far
 Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # whether a row ends: ids (1, L), scores -> (1,) bool
+Listener = Callable[[int, Tensor, Tensor], None]  # receives a row's index, ids (1, L), scores (1, V) at each position
 T = TypeVar("T")
 
 
@@ -82,12 +83,6 @@ class Suppression:
         if self.only_at is not None and ids.shape[1] != self.only_at:
             return scores
         return scores.index_fill(-1, self.tokens, -torch.inf)
-
-
-class Listener(Protocol):
-    """Receives the ids (1, L) and the scores (1, V) of the row with index `row`, at each position."""
-
-    def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None: ...
 
 
 @dataclass
@@ -256,10 +251,8 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
         ) from error
 
 
-class Choice(Protocol):
-    """A function that chooses plain decoding's next token from processed logits (1, V) and the row's text before it."""
-
-    def __call__(self, scores: Tensor, text: Sequences, row: int) -> int: ...
+# chooses plain decoding's next token from processed logits (1, V), the text before it and the row's index in the text
+Choice = Callable[[Tensor, Sequences, int], int]
 
 
 def most_probable(scores: Tensor, text: Sequences, row: int) -> int:

@@ -75,7 +75,8 @@ class Successors:
         return successors
 
     def best(self, root: int, depth: int) -> tuple[list[int], list[float]]:
-        """Follow the best successors from `root`. Returns: tokens, and chances that all so far are right."""
+        """Follow the best successors from `root` on. Returns: the tokens, and the chance that each token and all before
+        it are right."""
         chain, chances, alive = list[int](), list[float](), 1.0
         while len(chain) < depth and (best := self.of(root)[:1]):
             alive *= self.chance(root)
@@ -187,7 +188,8 @@ def _first(best: list[int], successors: list[int]) -> list[int]:
 
 
 def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
-    """Cut a chain where it is too unlikely; [] if it promises too little. chances: that all so far are right."""
+    """Cut a chain where it becomes too unlikely; [] if it promises too few tokens. chances: of each token and all
+    before it to be right."""
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.least else []
 

@@ -332,17 +332,9 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
     return drafter  # type: ignore[return-value] # `check_drafter` has checked that it is a Drafter
 
 
-@dataclass(frozen=True)
-class _StoredMemory:
-    """A drafter's memory at the end of a run over a cache."""
-
-    target: str
-    drafter: str
-    memory: Any
-
-
-# Cache -> memory. It is no attribute of the cache, because a copy of the caller's cache would copy it, too.
-_memories: WeakKeyDictionary[Any, _StoredMemory] = WeakKeyDictionary()
+# Cache -> names of target and drafter, and the drafter's memory at the end of a run. It is no attribute of the cache,
+# because a copy of the caller's cache would copy it, too.
+_memories: WeakKeyDictionary[Any, tuple[str, str, Any]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -373,11 +365,11 @@ class ConversationTurn(ForwardingDrafter):
         """Start the drafter with the previous turn's memory in its context."""
         with _lock:
             stored = _memories.pop(self._cache, None)  # `pop`: two runs must not share a memory
-        if stored is not None and (stored.target, stored.drafter) == (self._target, self.name):
-            context = replace(context, carried=stored.memory)
+        if stored is not None and stored[:2] == (self._target, self.name):
+            context = replace(context, carried=stored[2])
         memory = super().start(context)
         with _lock:
-            _memories[self._cache] = _StoredMemory(self._target, self.name, memory)
+            _memories[self._cache] = self._target, self.name, memory
         return memory
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:

@@ -39,10 +39,11 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
 
     device: where the work ran; None if unknown. Paths are relative to the checkout.
     """
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return {
         "argv": portable(sys.argv),
-        "commit": _commit(),
-        "uncommitted": _uncommitted(),
+        "commit": (_git("rev-parse", "HEAD") or "").strip() or None,  # None for a wheel, even inside a repository
+        "uncommitted": None if changes is None else bool(changes.strip()),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {package: _version(package) for package in PACKAGES},
@@ -151,17 +152,6 @@ def _cpu() -> str:
         return name
     lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-
-
-def _commit() -> str | None:
-    """Return the checkout's commit; None for an installed wheel, even inside another repository."""
-    return (_git("rev-parse", "HEAD") or "").strip() or None
-
-
-def _uncommitted() -> bool | None:
-    """Return whether files of the package differ from the commit. None outside a checkout."""
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
-    return None if changes is None else bool(changes.strip())
 
 
 def _git(*words: str) -> str | None:
