@@ -8,18 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mmdec.decode.budget import Budget
 from mmdec.decode.guard import Guard
 from mmdec.decode.sampling import Sequences
 from mmdec.decode.tree import bool_list, height, int_list, int_rows
 from mmdec.decode.verify import Rule, verify
 from mmdec.decode.watch import Watch
-from mmdec.types import Drafter, Needs, Target, TreeShape, Verdict
+from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
+
+
+class Planner(Protocol):
+    """The part of a budget that the loop calls: it decides how much to draft."""
+
+    def plan(self, batch: int) -> Plan: ...
+
+    def observe(
+        self,
+        batch: int,
+        sizes: list[int],
+        depth: int,
+        accepted: list[int],
+        target: float,
+        drafter: float,
+        starved: bool,  # whether the thread waited for a processor; then the seconds are CPU time
+        /,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,7 @@ def decode(
     text: Sequences,
     rule: Rule,
     drafter: Drafter | None,
-    budget: Budget,
+    budget: Planner,
     shape: TreeShape | None = None,
 ) -> Iterator[Round]:
     """Yield rounds until every row has ended; close the iterator to cancel.

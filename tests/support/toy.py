@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.decode.budget import Budget
-from mmdec.decode.loop import Round, decode
+from mmdec.decode.loop import Planner, Round, decode
 from mmdec.decode.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.decode.tree import trees_from_lists
 from mmdec.decode.verify import MatchRule, RowTree, Rule
@@ -234,7 +234,7 @@ def run(
     stop: Stop,
     rule: Rule,
     drafter: Drafter | None = None,
-    budget: Budget | None = None,
+    budget: Planner | None = None,
     processors: Sequence[Processor] = (),
 ) -> tuple[Sequences, list[Round]]:
     """The core on the toy: the text in the end, and the rounds."""
