@@ -145,8 +145,8 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
     assert batch.features is not None
     assert set(batch.timed) == {False, True}
     places = module.read(batch)
-    optimizer = torch.optim.Adam(module.heads.parameters(), 0.01)
-    for _ in range(200):
+    optimizer = torch.optim.Adam(module.heads.parameters(), 0.02)
+    for _ in range(100):
         optimizer.zero_grad()
         module.weighted(module.losses(places)[0]).backward()
         optimizer.step()
