@@ -53,7 +53,7 @@ def drafter(name: str, wanted: Tensor, model: Any) -> Any:
 def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     model = media_model(case["family"] + FOR)
     inputs = media_inputs(model, ROWS[case["rows"]])
-    options: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": ENDS, "suppress_tokens": HELD}
+    options: dict[str, Any] = {"max_new_tokens": 15, "eos_token_id": ENDS, "suppress_tokens": HELD}
     options["do_sample"] = case["sampled"]
     if case["sampled"] and len(inputs["input_ids"]) > 1:  # draws for each row, as with no drafter
         options["seed"] = 3
