@@ -41,7 +41,7 @@ from mmdec.cli.options import (
     log,
 )
 from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, reporting
-from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, merged, reader
+from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, merged
 
 ORDER = (
     "kernels",
@@ -77,7 +77,6 @@ def everything(
     unknown = sorted(set(only or ()) - set(ORDER))
     if unknown:
         raise InputError(f"`--only` must be one of {', '.join(ORDER)}, but is {unknown[0]!r:.60}. Choose from these.")
-    reader()  # raises now, not after measuring, if the package for reading reports is missing
     chosen = [name for name in ORDER if not only or name in only]
     runs: list[BenchRun] = []
     left_out: dict[str, str] = {}
@@ -309,10 +308,9 @@ def passes(
     threads: BenchThreads = 1,
 ) -> BenchReport:
     """Time whole passes, random weights: tree attention against SDPA, and a round with the fast pass on and off."""
-    from mmdec.evaluation.bench.passes import bench_passes, sizes_for
+    from mmdec.evaluation.bench.passes import bench_passes
 
-    sizes = sizes_for(device, text=text, prefix=prefix, speech=speech)
-    return bench_passes(sizes, repeats=repeats, device=device, threads=threads, log=log)
+    return bench_passes(text, prefix, speech, repeats=repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench asr data/samples/english/paragraph.flac"))
@@ -332,9 +330,6 @@ def asr(
         Path | None, typer.Option(help="Directory of a smaller Whisper. Default: some of the model's own layers.")
     ] = None,
     plan: Plan = "learned",
-    sweep: Annotated[
-        str, typer.Option(help="More draft sizes to time on long recordings, comma-separated, or 'all'.")
-    ] = "",
     per_bin: Annotated[int, typer.Option(min=1, help="Recordings of each length.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each recording.")] = 5,
     batch: Annotated[int, typer.Option(min=1, help="Long recordings in a batch.")] = 8,
@@ -354,7 +349,7 @@ def asr(
         from mmdec.evaluation.bench.peer_transcription import bench_peer
 
         return bench_peer(paths, model, peer, heads=heads or "auto", **how)
-    from mmdec.evaluation.bench.transcription import PLANS, bench_asr
+    from mmdec.evaluation.bench.transcription import bench_asr
 
     return bench_asr(
         paths or (sample_recordings() if corpus == WHISPER_CORPUS else []),
@@ -365,7 +360,6 @@ def asr(
         heads=heads,
         assistant=assistant,
         plan=plan,
-        sweep=PLANS if sweep == "all" else [size for size in sweep.split(",") if size],
         per_bin=per_bin,
         batch=batch,
         max_new_tokens=max_new_tokens,

@@ -10,30 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 from mmdec.demo.background import Tell
 from mmdec.pipelines.call import Round
 from mmdec.pipelines.comparison import verdict
+from mmdec.pipelines.description.answer import Description
+from mmdec.pipelines.transcription.transcript import Transcript
 
-PACES = (
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    200,
-    500,
-    1000,
-)  # slower than the run by these factors
+Decoded = Transcript | Description
+# Slower than the run by these factors.
+PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SHOWN = 7.0  # the most seconds that the slowest lane takes on the page
 AGAIN = (
     "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"
@@ -171,16 +158,6 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
         f'<svg class="mm-steps" role="img" aria-label="{escape(label)}" viewBox="0 0 {width * len(counts)} {height}" '
         f'style="max-width:{width * len(counts)}px" preserveAspectRatio="none" height="{height}">{bars}</svg>'
     )
-
-
-class Decoded(Protocol):
-    """A result that has token ids."""
-
-    @property
-    def tokens(self) -> list[int]: ...
-
-    @property
-    def tokens_per_round(self) -> float: ...
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:

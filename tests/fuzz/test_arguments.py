@@ -149,7 +149,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # and their options; a command of the sec
     "convert hifigan sound.wav": ("",),
     "convert daspeech published": ("",),
     "bench speech nowhere.wav": ("--repeats", "--threads", "--device"),
-    "bench asr nowhere.wav -m whisper": ("--repeats", "--threads", "--device", "--plan", "--sweep", "--assistant"),
+    "bench asr nowhere.wav -m whisper": ("--repeats", "--threads", "--device", "--plan", "--assistant"),
 }
 REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
     ("bench paper", "bench core"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mmdec.evaluation.bench.pairing import comparison, comparisons, turned
-from mmdec.evaluation.bench.report import BenchReport, BenchRun, Comparison, Exactness, Quantity, to_json
+from mmdec.evaluation.bench.pairing import Group, Paired, Timed
+from mmdec.evaluation.bench.report import BenchReport, BenchRun, Comparison, Exactness, Kind, Quantity, to_json
+from mmdec.evaluation.quality.harness import Measurement
 
 HARDWARE: dict[str, Any] = {
     "cpu": "AMD EPYC 9R14 96-Core Processor",
@@ -24,24 +25,33 @@ HARDWARE: dict[str, Any] = {
 }
 
 
-def ratios(median: float, pairs: int = 8) -> dict[str, Any]:
-    return {
-        "a_s": 1.0,
-        "b_s": median,
-        "ratio": median,
-        "median": median,
-        "low": 0.9 * median,
-        "high": 1.1 * median,
-        "pairs": pairs,
-    }
+def measurement(decoder: float, total: float, rounds: int = 0, tokens: int = 0, **more: Any) -> Measurement:
+    seconds = {"features": 0.0, "encoder": 0.0, "decoder": decoder, "drafter": 0.0, "total": total}
+    return Measurement([], [], **seconds, rounds=rounds, drafted_tokens=tokens, **more)
 
 
-def compared(decoder: float, wall: float, tokens: float = 4.2, n: int = 4) -> dict[str, Any]:
-    return {"n": n, "decoder": ratios(decoder), "wall": ratios(wall), "a_tokens_per_round": tokens}
+def compared(
+    subject: str,
+    baseline: str,
+    group: str,
+    kind: Kind,
+    decoder: float,
+    wall: float,
+    tokens: float = 4.2,
+    n: int = 4,
+    accepted: int | None = None,
+    **more: Any,
+) -> list[Comparison]:
+    """The rows of `n` inputs, twice each, where both clocks show these ratios. tokens, accepted: of a round, of 100."""
+    ours = [measurement(0.25, 0.25, 100, round(100 * tokens), accepted=accepted)] * 2
+    theirs = [measurement(0.25 * decoder * share, 0.25 * wall * share) for share in (0.9, 1.1)]
+    sides = {subject: [ours] * n, baseline: [theirs] * n}
+    timed = Timed(sides, {baseline: [True] * n}, {}, "decoder")
+    return timed.rows(subject, baseline, Group(group, kind, range(n), **more))
 
 
-def paired(ratio: float, n: int = 5) -> dict[str, Any]:
-    return {"a_ms": 10.0, "b_ms": 10.0 * ratio, "ratio": ratio, "low": 0.9 * ratio, "high": 1.25 * ratio, "n": n}
+def paired(ratio: float, n: int = 5) -> Paired:
+    return Paired(a_ms=10.0, b_ms=10.0 * ratio, ratio=ratio, low=0.9 * ratio, high=1.25 * ratio, n=n)
 
 
 def asr() -> BenchReport:
@@ -54,13 +64,10 @@ def asr() -> BenchReport:
             Exactness("tokens of prompt lookup and of the greedy loop", 3, 4),
         ),
         comparisons=(
-            *comparisons(compared(1.53, 1.25, 2.16), "medusa", "greedy", "1-5 words", "length", size=3.0, unit="words"),
-            *comparisons(
-                compared(2.64, 2.18, 4.19), "medusa", "greedy", "40+ words", "length", size=40.0, unit="words"
-            ),
-            *comparisons(compared(3.39, 2.79), "medusa", "prompt lookup", "40 and more", "all"),
-            *comparisons(compared(1.87, 1.53, n=1), "medusa", "greedy", "8 together", "batch"),
-            Comparison("medusa 16x6", "greedy", "batch 1", "draft size", "decoder", 2.5, None, None, 0, 1),
+            *compared("medusa", "greedy", "1-5 words", "length", 1.53, 1.25, 2.16, size=3.0, unit="words"),
+            *compared("medusa", "greedy", "40+ words", "length", 2.64, 2.18, 4.19, size=40.0, unit="words"),
+            *compared("medusa", "prompt lookup", "40 and more", "all", 3.39, 2.79),
+            *compared("medusa", "greedy", "8 together", "batch", 1.87, 1.53, n=1),
         ),
         quantities=(Quantity("audio decoded in a repeat", 61.5, "s", 8),),
         stages={
@@ -76,18 +83,16 @@ def asr() -> BenchReport:
 def vlm(drafter: str = "eagle") -> BenchReport:
     rows: list[Comparison] = []
     for group, factor, size in (("1-8 tokens", 1.1, 4.5), ("65+ tokens", 2.4, 65.0)):
-        rows += comparisons(compared(2.0, factor), drafter, "greedy", group, "length", size=size, unit="tokens")
+        rows += compared(drafter, "greedy", group, "length", 2.0, factor, size=size, unit="tokens")
     return BenchReport(
         bench="vlm",
         title="Drafters for pictures: vlm-scenes, 4 questions, drafts learned",
         hardware=HARDWARE,
         exactness=(Exactness(f"tokens of {drafter} and of transformers' greedy loop", 4, 4),),
         comparisons=(
-            *comparisons(
-                {**compared(2.0, 1.8, 7.81, 24), "a_accepted_per_round": 6.81}, drafter, "greedy", "all", "all"
-            ),
-            *comparisons(compared(2.0, 2.1), drafter, "greedy", "task menu", "task"),
-            *comparisons(compared(2.0, 1.4), drafter, "greedy", "task map", "task"),
+            *compared(drafter, "greedy", "all", "all", 2.0, 1.8, 7.81, 24, accepted=681),
+            *compared(drafter, "greedy", "task menu", "task", 2.0, 2.1),
+            *compared(drafter, "greedy", "task map", "task", 2.0, 1.4),
             *rows,
         ),
         stages={drafter: {"features": 9.0, "encoder": 20.0, "decoder": 60.0, "drafter": 11.0}},
@@ -102,16 +107,10 @@ def core() -> BenchReport:
         title="Language models, random weights, greedy",
         hardware=HARDWARE,
         comparisons=(
-            comparison(
-                paired(2.25),
-                "lookup",
-                "prompt lookup",
-                "2M, repeating text",
-                "all",
-                "wall clock",
-                tokens_per_round=18.1,
+            paired(2.25).row(
+                *("lookup", "prompt lookup", "2M, repeating text", "all", "wall clock"), tokens_per_round=18.1
             ),
-            comparison(turned(paired(1.1)), "always wrong", "plain generate", "2M", "all", "wall clock"),
+            paired(1.1).turned().row("always wrong", "plain generate", "2M", "all", "wall clock"),
         ),
         quantities=(Quantity("130M: the core's time over the target's pass", 1.0, "%", 120, 0.8, 1.2),),
     )
@@ -124,11 +123,11 @@ def speech() -> BenchReport:
         title="Speech translation: the graph against the autoregressive baseline",
         hardware=HARDWARE,
         comparisons=(
-            comparison(
-                *(paired(2.2), "lookahead", "autoregressive", "1.5 s, fixed lengths", "length", "after encoder"),
+            paired(2.2).row(
+                *("lookahead", "autoregressive", "1.5 s, fixed lengths", "length", "after encoder"),
                 **{"size": 1.5, "unit": "s of source"},
             ),
-            comparison(paired(3.1), "verified", "autoregressive", "recordings", "all", "linguistic", spread="range"),
+            paired(3.1).row("verified", "autoregressive", "recordings", "all", "linguistic", spread="range"),
         ),
         quantities=(Quantity("file to samples, for a second of source", 80.0, "ms", 24, high=120.0),),
         stages={"lookahead": stages},
@@ -137,7 +136,7 @@ def speech() -> BenchReport:
 
 def of_shapes(bench: str, title: str, *names: tuple[str, str, str, str]) -> BenchReport:
     """names: of each row the subject, the baseline, the group and what is timed."""
-    rows = tuple(comparison(paired(1.3), *name[:3], "shape", name[3]) for name in names)
+    rows = tuple(paired(1.3).row(*name[:3], "shape", name[3]) for name in names)
     return BenchReport(bench, title, HARDWARE, comparisons=rows, not_measured={"GPU kernels": "the CPU was asked for"})
 
 

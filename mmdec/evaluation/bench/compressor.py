@@ -8,9 +8,8 @@ does not run: its pass is the same for both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from torch import nn
 from mmdec.decode.tree import single
 from mmdec.drafters.draft_memory import Memory
 from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.evaluation.bench.pairing import comparison, paired, prepared, turned
-from mmdec.evaluation.bench.report import BenchReport, Quantity
+from mmdec.evaluation.bench.pairing import paired, prepared
+from mmdec.evaluation.bench.report import BenchReport, Comparison, Quantity
 from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.hub.provenance import hardware
 from mmdec.nn.draft_network import DraftConfig, DraftNetwork
@@ -99,60 +98,41 @@ def bench_compressor(
     """Time each compressor at each number of visual tokens.
 
     size: a key of `SIZES`. visual: numbers of visual tokens. accepted: drafted tokens that are accepted in a round.
-
-    A row of the report has the numbers of columns of both caches and their ratio. It also has the times of prompt
-    passes and of rounds: the milliseconds of a = EAGLE-2 and of b = SpecVLM, and the ratio b / a.
     """
     torch_device = prepared(device, threads)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
     eagle = random_drafter(size, None, torch_device, dtype)
-    rows = []
+    rows: list[Comparison] = []
+    caches: list[Quantity] = []
     for name in compressors:
         log(f"compressor {name}, visual tokens: {', '.join(map(str, visual))}")
         specvlm = random_drafter(size, name, torch_device, dtype)
         for count in visual:
-            rows.append(
-                {"compressor": name, "visual": count} | _row(eagle, specvlm, count, accepted, repeats, torch_device)
-            )
-    machine = hardware(device=torch_device, dtype=dtype, batch=1, threads=threads)
+            a, b = (Run(drafter, count, accepted) for drafter in (eagle, specvlm))
+            before, after = (max(run.prompt().cache.lengths) for run in (a, b))
+            group = f"{count} visual tokens"
+            caches.append(Quantity(f"{name}, {group}: cache over EAGLE-2's", 100 * after / before, "%", 1))
+            prompt = paired(a.prompt, b.prompt, repeats, torch_device)
+            rounds = paired(_rounds(a), _rounds(b), repeats, torch_device)
+            round_ = replace(rounds, a_ms=rounds.a_ms / ROUNDS, b_ms=rounds.b_ms / ROUNDS)
+            rows += [
+                found.turned().row(
+                    *(f"SpecVLM {name}", "EAGLE-2", group, "length", timed), size=float(count), unit="visual tokens"
+                )
+                for timed, found in (("prompt", prompt), ("round", round_))
+            ]
     return BenchReport(
         bench="compressor",
         title="SpecVLM's drafter against EAGLE-2's, random weights",
-        hardware=machine,
-        comparisons=tuple(
-            comparison(turned(row[part]), f"SpecVLM {row['compressor']}", "EAGLE-2", f"{row['visual']} visual tokens",
-                       "length", part, size=float(row["visual"]), unit="visual tokens")
-            for row in rows for part in ("prompt", "round")
-        ),
-        quantities=tuple(
-            Quantity(f"{row['compressor']}, {row['visual']} visual tokens: cache over EAGLE-2's", 100 * row["cache"],
-                     "%", 1)
-            for row in rows if math.isfinite(row["cache"])
-        ),
+        hardware=hardware(device=torch_device, dtype=dtype, batch=1, threads=threads),
+        comparisons=tuple(rows),
+        quantities=tuple(caches),
         not_measured={"acceptance": "an oracle accepts, whatever is drafted"},
         details={
             "what": f"random weights, {size}, {BEFORE} + {AFTER} text tokens, drafts of {PLAN.nodes} nodes, "
-            f"{PLAN.depth} deep, {accepted} accepted by an oracle, {ROUNDS} rounds; a = EAGLE-2 with SpecVLM's input "
-            "norm, b = SpecVLM",
-            "rows": rows,
-            "hardware": machine,
+            f"{PLAN.depth} deep, {accepted} accepted by an oracle, {ROUNDS} rounds; EAGLE-2 has SpecVLM's input norm",
         },
-    )  # fmt: skip
-
-
-def _row(
-    eagle: TreeGrowing, specvlm: TreeGrowing, visual: int, accepted: int, repeats: int, device: torch.device
-) -> dict[str, Any]:
-    a, b = (Run(drafter, visual, accepted) for drafter in (eagle, specvlm))
-    columns = [max(run.prompt().cache.lengths) for run in (a, b)]
-    prompt = paired(a.prompt, b.prompt, repeats, device)
-    rounds = paired(_rounds(a), _rounds(b), repeats, device)
-    return {
-        "columns": columns,
-        "cache": columns[1] / columns[0],
-        "prompt": asdict(prompt),
-        "round": {**asdict(rounds), "a_ms": rounds.a_ms / ROUNDS, "b_ms": rounds.b_ms / ROUNDS},
-    }
+    )
 
 
 def _rounds(run: Run) -> Callable[[], None]:

@@ -7,12 +7,9 @@ fall into loops, where nearly every copied token is accepted, and "wandering", w
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -20,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.tree import trees_from_lists
-from mmdec.evaluation.bench.pairing import comparison, paired, prepared, turned
-from mmdec.evaluation.bench.report import WALL, BenchReport, Exactness, Quantity
+from mmdec.evaluation.bench.pairing import LOOKUP, paired, prepared, quartiles
+from mmdec.evaluation.bench.report import WALL, BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.generation.speculation import generate, speculate
 from mmdec.hub.provenance import hardware
@@ -36,7 +33,6 @@ TEXTS = {"repeating": 0.02, "wandering": 0.12}  # kind of text that random weigh
 PROMPT, NEW_TOKENS = 64, 128
 ROWS = 8  # rows of the batch
 DTYPE = torch.float32
-COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 
 
 class Noise:
@@ -87,44 +83,23 @@ def bench_core(
     against transformers' prompt lookup; batch 8 against batch 1; a drafter that is always wrong."""
     torch_device = prepared(device, threads)
     largest = sizes[-1]
-    lookup: dict[str, dict[str, Any]] = {}
     rows = []
     for size in sizes:
         log(f"lookup against prompt lookup: {size}")
-        lookup[size] = {text: _lookup(size, text, repeats, device) for text in TEXTS}
-        rows += [
-            comparison(found, "lookup", "prompt lookup", f"{size}, {text} text", "all", WALL,
-                       tokens_per_round=found["tokens_per_round"])
-            for text, found in lookup[size].items()
-        ]  # fmt: skip
+        rows += [_lookup(size, text, repeats, device) for text in TEXTS]
     log(f"batches, the core's share and a drafter that is always wrong: {', '.join(sizes)}")
-    share, batch = _core_share(largest, device), _batch(largest, repeats, device)
-    wrong = {size: _wrong(size, repeats, device) for size in sizes}
-    rows += [
-        comparison(turned(found), "always wrong", "plain generate", size, "all", WALL) for size, found in wrong.items()
-    ]
-    machine = hardware(device=torch_device, dtype=DTYPE, batch=(1, ROWS), threads=threads)
+    quantities = _core_share(largest, device), _batch(largest, repeats, device)
+    rows += [_wrong(size, repeats, device) for size in sizes]
     return BenchReport(
         bench="core",
         title="Language models, random weights, greedy",
-        hardware=machine,
+        hardware=hardware(device=torch_device, dtype=DTYPE, batch=(1, ROWS), threads=threads),
         exactness=(Exactness("kinds of run whose tokens equal plain generate's", len(rows) + 1, len(rows) + 1),),
         comparisons=tuple(rows),
-        quantities=(
-            Quantity(f"{largest}: the core's time over the target's pass", 100 * share["share"], "%", share["n"],
-                     100 * share["low"], 100 * share["high"]),
-            Quantity(f"{largest}: tokens a second of 8 rows over those of one", batch["times"], "times", batch["n"]),
-        ),
+        quantities=quantities,
         not_measured={"acceptance": "random weights say nothing of it: two kinds of text bound it"},
-        details={
-            "what": f"random weights, greedy, {PROMPT} + {NEW_TOKENS} tokens, wall clock of whole calls",
-            "core_share": share,
-            "lookup": {"what": f"a = ours, budget on; b = prompt_lookup_num_tokens={COPIED}", "sizes": lookup},
-            "batch": batch,
-            "always_wrong": wrong,
-            "hardware": machine,
-        },
-    )  # fmt: skip
+        details={"what": f"random weights, greedy, {PROMPT} + {NEW_TOKENS} tokens, wall clock of whole calls"},
+    )
 
 
 def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
@@ -145,7 +120,7 @@ def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
         raise MmdecError("The drafted run differs from plain decoding: no timing is reported. Report this as a bug.")
 
 
-def _core_share(size: str, device: str) -> dict[str, Any]:
+def _core_share(size: str, device: str) -> Quantity:
     """Divide the core's seconds by those of the target's pass. A draft has 16 nodes with its root; none is accepted."""
     model = random_model(size, device=device)
     drafter = Noise(model.config.vocab_size)
@@ -153,21 +128,12 @@ def _core_share(size: str, device: str) -> dict[str, Any]:
         model, _prompts(model, 1), drafter, num_speculative_tokens=15, max_new_tokens=NEW_TOKENS, do_sample=False
     )
     rounds = generation.rounds[4:]  # the first four rounds also allocate memory, so they are left out
-    shares = [r.core / r.target for r in rounds]
-    low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75)).tolist()
-    return {
-        "size": size,
-        "nodes": 16,
-        "core_ms": 1e3 * statistics.median(r.core for r in rounds),
-        "target_ms": 1e3 * statistics.median(r.target for r in rounds),
-        "share": middle,
-        "low": low,
-        "high": high,
-        "n": len(rounds),
-    }
+    low, middle, high = quartiles([100 * round_.core / round_.target for round_ in rounds])
+    return Quantity(f"{size}: the core's time over the target's pass", middle, "%", len(rounds), low, high)
 
 
-def _lookup(size: str, text: str, repeats: int, device: str) -> dict[str, Any]:
+def _lookup(size: str, text: str, repeats: int, device: str) -> Comparison:
+    """Time our lookup drafter against transformers' prompt lookup."""
     model = random_model(size, text, device)
     ids = _prompts(model, 1)
     rounds: list[Round] = []
@@ -178,16 +144,17 @@ def _lookup(size: str, text: str, repeats: int, device: str) -> dict[str, Any]:
         return _run(model, ids, custom_generate=plug)
 
     def stock() -> Tensor:
-        return _run(model, ids, prompt_lookup_num_tokens=COPIED)
+        return _run(model, ids, **LOOKUP.options)
 
     plain = _run(model, ids)
     for run in (drafted, stock):
         _equal(run, lambda: plain)
-    result = paired(drafted, stock, repeats, model.device)
-    return {**asdict(result), "rounds": len(rounds) - 1, "tokens_per_round": (NEW_TOKENS - 1) / max(len(rounds) - 1, 1)}
+    found = paired(drafted, stock, repeats, model.device)
+    per_round = (NEW_TOKENS - 1) / max(len(rounds) - 1, 1)
+    return found.row("lookup", LOOKUP.name, f"{size}, {text} text", "all", WALL, tokens_per_round=per_round)
 
 
-def _batch(size: str, repeats: int, device: str) -> dict[str, Any]:
+def _batch(size: str, repeats: int, device: str) -> Quantity:
     """Divide the tokens per second of a batch of `ROWS` rows by those of one row with the same drafter."""
     model = random_model(size, device=device)
     ids = _prompts(model, ROWS)
@@ -201,11 +168,12 @@ def _batch(size: str, repeats: int, device: str) -> dict[str, Any]:
 
     _equal(batched, lambda: _run(model, ids))
     result = paired(batched, single, repeats, model.device)
-    return {"size": size, "a_ms": result.a_ms, "b_ms": result.b_ms, "times": ROWS * result.ratio, "n": result.n}
+    name = f"{size}: tokens a second of {ROWS} rows over those of one"
+    return Quantity(name, ROWS * result.ratio, "times", result.n)
 
 
-def _wrong(size: str, repeats: int, device: str) -> dict[str, Any]:
-    """Divide the seconds with an always wrong drafter and learned draft sizes by those of plain `generate`."""
+def _wrong(size: str, repeats: int, device: str) -> Comparison:
+    """Time an always wrong drafter with learned draft sizes against plain `generate`."""
     model = random_model(size, device=device)
     ids = _prompts(model, 1)
     statistics = DecodingStatistics()
@@ -219,4 +187,5 @@ def _wrong(size: str, repeats: int, device: str) -> dict[str, Any]:
         return _run(model, ids)
 
     _equal(drafted, plain)
-    return asdict(paired(plain, drafted, repeats, model.device))
+    found = paired(plain, drafted, repeats, model.device)
+    return found.turned().row("always wrong", "plain generate", size, "all", WALL)

@@ -9,17 +9,17 @@ which is also measured here.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.evaluation.bench.pairing import comparison, paired, prepared
-from mmdec.evaluation.bench.report import BenchReport, Exactness
+from mmdec.checks.files import one_line
+from mmdec.evaluation.bench.pairing import paired, prepared
+from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness
 from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.hub.provenance import hardware, surroundings
 from mmdec.ops.dag import dag_marginal
@@ -40,54 +40,46 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
     torch_device = prepared(device, threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
-    bandwidth = _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None
     log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
     batches = [batch for batch, _, _ in GRAPHS[torch_device.type]]
     reason = None if runs_on(torch_device) else why_not(torch_device.index) or "the CPU was asked for"
-    attention = [
-        _attention(name, nodes, columns, torch_device, dtype, repeats, bandwidth)
+    found = [
+        _attention(name, nodes, columns, torch_device, dtype, repeats)
         for name in HEADS
         for nodes, columns in SHAPES[torch_device.type]
     ]
-    gather = _gather(torch_device, dtype, repeats)
-    graphs = [row for shape in GRAPHS[torch_device.type] for row in _graph(shape, torch_device, repeats)]
-    sides = [
-        ("tree attention", f"{row['heads']}, {row['nodes']} nodes, {row['prefix']} before", "call", row)
-        for row in attention
-    ]
-    sides += [("kv gather", f"{gather['layers']} layers, path of {gather['path']}", "call", gather)]
-    sides += [("DAG", " x ".join(map(str, row["shape"])), row["what"], row) for row in graphs]
-    rows = tuple(
-        comparison(found, subject, other, group, "shape", timed)
-        for subject, group, timed, row in sides
-        for other, found in row["against"].items()
-    )
-    # The report's dtype is that of keys and values.
-    machine = hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads)
-    left_out = {name: why for row in attention for name, why in row.get("not_measured", {}).items()}
+    found.append(_gather(torch_device, dtype, repeats))
+    found += [_graph(shape, torch_device, repeats) for shape in GRAPHS[torch_device.type]]
+    rows = [row for part in found for row in part.rows]
+    not_measured = {} if reason is None else {"GPU kernels": reason}
+    for part in found:
+        not_measured |= part.not_measured
     return BenchReport(
         bench="kernels",
         title="Operators alone",
-        hardware=machine,
+        # The report's dtype is that of keys and values.
+        hardware=hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
         exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
-        comparisons=rows,
-        not_measured=left_out if reason is None else {"GPU kernels": reason, **left_out},
+        comparisons=tuple(rows),
+        not_measured=not_measured,
         details={
-            "what": "a = mmdec, b = the other; ratios are b / a",
             "kernels": {name: runs_on(torch_device) for name in KERNELS},
-            "why_not": reason,
-            "copy_gb_s": bandwidth,
-            "tree_attention": attention,
-            "kv_gather": gather,
-            "dag": graphs,
-            "hardware": machine,
+            "copy_gb_s": _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None,
+            "gpu": {name: value for part in found for name, value in part.gpu.items()},
         },
-    )  # fmt: skip
+    )
 
 
-def _attention(
-    name: str, nodes: int, columns: int, device: torch.device, dtype: torch.dtype, repeats: int, copy: float | None
-) -> dict[str, Any]:
+@dataclass
+class Operator:
+    """The rows of one operator, and what only a GPU shows: bandwidth, launches, memory, by name."""
+
+    rows: list[Comparison] = field(default_factory=list)
+    gpu: dict[str, float] = field(default_factory=dict)
+    not_measured: dict[str, str] = field(default_factory=dict)
+
+
+def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
     heads, key_heads, width = HEADS[name]
     q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
     k, v = torch.randn(2, 1, key_heads, columns + nodes, width, dtype=dtype, device=device)
@@ -98,6 +90,9 @@ def _attention(
     starts, ends = torch.tensor([[0], [columns]], device=device)
     mask = tree_mask(starts, ends, above[None].to(device), columns, dtype)
     scale = width**-0.5
+
+    def ours() -> Tensor:
+        return tree_attention(q, k, v, mask, scale)
 
     def repeated(part: Tensor) -> Tensor:
         return part.repeat_interleave(heads // key_heads, 1)
@@ -112,22 +107,21 @@ def _attention(
     }
     if device.type == "cuda":
         others[FLEX] = _flex(q, k, v, mask, columns, scale)
-    row: dict[str, Any] = {"heads": name, "nodes": nodes, "prefix": columns, **_kind(q), "against": {}}
+    found, group = Operator(), f"{name}, {nodes} nodes, {columns} before"
     for other, run in others.items():
         try:
             result = run()
         except Exception as error:  # the first call compiles FlexAttention; needs a C compiler and a supported shape
             if other != FLEX:
                 raise
-            row["not_measured"] = {FLEX: f"{type(error).__name__}: {error}"[:300]}
+            found.not_measured[FLEX] = one_line(error)
             continue
-        _same(f"tree attention and {other}", tree_attention(q, k, v, mask, scale), result)
-        row["against"][other] = asdict(paired(lambda: tree_attention(q, k, v, mask, scale), run, repeats, device))
-    if copy is not None:
-        seconds = _seconds(lambda: tree_attention(q, k, v, mask, scale), repeats, device)
-        moved = 2 * k.numel() * k.element_size()
-        row |= {"microseconds": 1e6 * seconds, "gb_s": moved / seconds / 1e9, "of_copy": moved / seconds / 1e9 / copy}
-    return row
+        _same(f"tree attention and {other}", ours(), result)
+        found.rows.append(paired(ours, run, repeats, device).row("tree attention", other, group, "shape", "call"))
+    if device.type == "cuda":
+        seconds = _seconds(ours, repeats, device)
+        found.gpu[f"tree attention, {group}: GB/s"] = 2 * k.numel() * k.element_size() / seconds / 1e9
+    return found
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
@@ -145,35 +139,33 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: 
     return lambda: compiled(q, k, v, block_mask=block, scale=scale, enable_gqa=True)
 
 
-def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
     """Time moving an accepted path of six nodes in all layers' caches, against one copy for each layer."""
     layers = LAYERS[device.type]
     pool = torch.randn(2 * layers, 1, 8, 2048, 128, dtype=dtype, device=device)
     path = [1000, 1002, 1005, 1009, 1014, 1020]
     index = torch.tensor(path, device=device)
 
+    def ours(pool: Tensor = pool) -> None:
+        kv_gather(pool, [path], [1001])
+
     def one_by_one(pool: Tensor = pool) -> None:
         for layer in pool:
             layer[:, :, 1001 : 1001 + len(path)] = layer[:, :, index]
 
     moved, wanted = pool[:2].clone(), pool[:2].clone()
-    kv_gather(moved, [path], [1001])
+    ours(moved)
     one_by_one(wanted)
     _same("moved keys and values", moved, wanted)
-    result = paired(lambda: kv_gather(pool, [path], [1001]), one_by_one, repeats, device)
-    row: dict[str, Any] = {
-        "layers": layers,
-        "path": len(path),
-        **_kind(pool[0]),
-        "against": {"a copy for each layer": asdict(result)},
-    }
-    if device.type == "cuda":
-        row["microseconds"] = 1e6 * _seconds(lambda: kv_gather(pool, [path], [1001]), repeats, device)
-        row["launches"] = _launches(lambda: kv_gather(pool, [path], [1001]), device)
-    return row
+    group = f"{layers} layers, path of {len(path)}"
+    row = paired(ours, one_by_one, repeats, device).row("kv gather", "a copy for each layer", group, "shape", "call")
+    if device.type != "cuda":
+        return Operator([row])
+    gpu = {"microseconds": 1e6 * _seconds(ours, repeats, device), "launches": _launches(ours, device)}
+    return Operator([row], {f"kv gather, {group}: {name}": value for name, value in gpu.items()})
 
 
-def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> list[dict[str, Any]]:
+def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> Operator:
     """Time the DAG loss and its gradient against dense torch with autograd. On a GPU, measure peak memory, too. shape:
     batch size, tokens, vertices."""
     batch, tokens, size = shape
@@ -193,19 +185,18 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> l
         return dag_marginal(match, links, *lengths)
 
     _same("the graph's log P", marginal(match, links), dense_marginal(match, links))
-    rows = []
+    found, group = Operator(), " x ".join(map(str, shape))
     for what, a, b in (
         ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
         ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
     ):
-        against = {"dense torch": asdict(paired(a, b, repeats, device))}
-        row = {"shape": shape, "what": what, **_kind(match), "against": against}
+        found.rows.append(paired(a, b, repeats, device).row("DAG", "dense torch", group, "shape", what))
         if device.type == "cuda":
-            row["peak_mib"], row["dense_peak_mib"] = (_peak(run, device) for run in (a, b))
-        else:
-            row["least_cpu_ms"] = 1e3 * _least(a, 4 * repeats)
-        rows.append(row)
-    return rows
+            found.gpu |= {
+                f"{name}, {group}, {what}: peak MiB": _peak(run, device)
+                for name, run in (("DAG", a), ("dense torch", b))
+            }
+    return found
 
 
 def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
@@ -221,26 +212,11 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
     return alpha[:, -1]
 
 
-def _kind(tensor: Tensor) -> dict[str, Any]:
-    """Return the dtype and batch size of an operator's input (B, ...)."""
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "batch": len(tensor)}
-
-
 def _same(what: str, result: Tensor, reference: Tensor) -> None:
     near = 3e-2 if result.dtype == torch.bfloat16 else 1e-3
     if not torch.allclose(result.float(), reference.float(), rtol=near, atol=near):
         worst = float((result.float() - reference.float()).abs().max())
         raise MmdecError(f"{what}: the two sides must agree, but differ by {worst:.3g}. No time was taken.")
-
-
-def _least(run: Callable[[], object], repeats: int) -> float:
-    """Return the smallest CPU time of the repeats in this thread: the repeat that other processes disturbed least."""
-    laps = []
-    for _ in range(repeats):
-        begin = time.thread_time()
-        run()
-        laps.append(time.thread_time() - begin)
-    return min(laps)
 
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:

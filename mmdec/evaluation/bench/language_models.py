@@ -27,8 +27,8 @@ from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.watch import Stopwatch
 from mmdec.drafters.registry import drafter_names, named_drafter
-from mmdec.evaluation.bench.pairing import compare, comparisons, recorded
-from mmdec.evaluation.bench.report import WALL, BenchReport, Comparison, Exactness, Kind, Quantity
+from mmdec.evaluation.bench.pairing import LOOKUP, PLAIN, Group, runnable, task_groups, timed
+from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Measurements, Method, counted, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.language_model import LoadedLanguageModel, load_language_model
@@ -36,12 +36,9 @@ from mmdec.hub.provenance import hardware
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.chats import SYSTEM, Conversation, read_chats
 from mmdec.training.corpora.image_text import by_task
-from mmdec.types import Drafter, InputError, MmdecError
+from mmdec.types import Drafter, InputError
 
-COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
-PLAIN, SMALL = "plain", "small model"
-LOOKUP, ASSISTED = "prompt lookup", "assisted generation"
-PROCESSOR = "processor"
+SMALL, ASSISTED = "small model", "assisted generation"
 FIRST = 20  # new tokens of a call that is timed like the first call in a new process
 LEAST = 8  # the fewest new tokens worth a comparison
 MAX_NEW_TOKENS = 128
@@ -65,6 +62,7 @@ class LanguageHarness(Harness[Encoded]):
     """
 
     what: ClassVar[str] = "prompt"
+    clock: ClassVar[str] = "processor"  # this thread's seconds, which are steadier than the wall clock
 
     def __init__(self, language: LoadedLanguageModel, most: int = MAX_NEW_TOKENS, afresh: bool = False) -> None:
         self.language, self.model, self.most, self.afresh = language, language.model, most, afresh
@@ -144,69 +142,50 @@ def bench_language(
     keep_threads(how.threads)
     language = load_language_model(model, device)
     small = None if draft is None else load_language_model(draft, device)
-    given = read_prompts(os.fspath(data)) if data is not None else list(_built_in(language))
+    built_in = INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
+    given = built_in if data is None else read_prompts(os.fspath(data))
     prompts, too_long = _encoded(language, by_task(cast(Any, given), how.per_kind), how.max_new_tokens)
     ours, stock = _methods(language, small)
     harness = LanguageHarness(language, how.max_new_tokens)
-    left_out = {method.name: reason for method in stock if (reason := _why_not(harness, prompts[0], method))}
-    stock = [method for method in stock if method.name not in left_out]
-    greedy, plain = Method.greedy(), Method.drafted(PLAIN, None)
-    methods = [ours[0], greedy, plain, *ours[1:], *stock]
+    stock, left_out = runnable(harness, prompts[0], stock)
+    greedy = Method.greedy()
+    methods = [ours[0], greedy, PLAIN, *ours[1:], *stock]
     how.log(f"{len(prompts)} prompts; methods: {', '.join(method.name for method in methods)}")
     singles = [[prompt] for prompt in prompts]
-    watched, recorders = recorded(methods)
-    equal = harness.gate(watched, singles, how.log, [method for method in watched[2:] if method.loop == "mmdec"])
-    measured = harness.interleave(methods, singles, how.repeats, how.log)
+    found = timed(harness, methods, singles, how.repeats, how.log)
     how.log(f"the first {FIRST} tokens of a first call")
     first = LanguageHarness(language, min(FIRST, how.max_new_tokens), afresh=True)
-    begun = first.interleave([*ours, greedy, plain], singles, how.repeats, how.log)
+    begun = replace(found, measured=first.interleave([*ours, greedy, PLAIN], singles, how.repeats, how.log))
+    groups = task_groups([prompt.task for prompt in prompts])
+    beginning = Group(f"first {FIRST} tokens", "all", range(len(prompts)))
     rows: list[Comparison] = []
     for method in ours:
-        for other in (greedy, *stock, plain):
-            for group, indices in _groups(prompts).items():
-                same = [index for index in indices if equal[other.name][index]]
-                rows += _rows(compare(measured, method, other, same), method, other, group)
-        for other in (greedy, plain):
-            everything = list(range(len(prompts)))
-            rows += _rows(compare(begun, method, other, everything), method, other, f"first {FIRST} tokens")
-    machine = hardware(device=device, dtype=torch.float32, batch=1, threads=torch.get_num_threads())
+        for other in (greedy, *stock, PLAIN):
+            rows += [row for group in groups for row in found.rows(method.name, other.name, group)]
+        for other in (greedy, PLAIN):
+            rows += begun.rows(method.name, other.name, beginning)
     kept = "" if not too_long else f", {too_long} left out, which are too long"
     return BenchReport(
         bench="core",
         title=f"Drafters for {language.directory.name}: {len(prompts)} prompts{kept}, drafts learned",
-        hardware=machine,
+        hardware=hardware(device=device, dtype=torch.float32, batch=1, threads=torch.get_num_threads()),
         exactness=tuple(
             Exactness(f"tokens of {name} and of transformers' greedy loop", sum(same), len(same))
-            for name, same in equal.items()
+            for name, same in found.equal.items()
             if name != greedy.name
         ),
         comparisons=tuple(rows),
-        quantities=tuple(_passes(measured, method) for method in (*ours, *stock)),
-        depths={name: tuple(recorder.shares()) for name, recorder in recorders.items() if recorder.shares()},
+        quantities=tuple(_passes(found.measured, method) for method in (*ours, *stock)),
+        depths=found.depths,
         not_measured=left_out,
         details={
             "what": "wall clock and the thread's processor time of whole calls; baseline over subject",
-            "model": language.directory.name,
-            "draft": None if small is None else small.directory.name,
-            "tokens": sum(len(runs[0].tokens[0]) for runs in measured[greedy.name]),
             "answers": [
                 {"task": prompt.task, "tokens": len(runs[0].tokens[0])}
-                for prompt, runs in zip(prompts, measured[greedy.name], strict=True)
+                for prompt, runs in zip(prompts, found.measured[greedy.name], strict=True)
             ],
-            "hardware": machine,
         },
     )
-
-
-def _groups(prompts: Sequence[Encoded]) -> dict[str, list[int]]:
-    """Return the indices of all prompts, and of those of each task."""
-    tasks = sorted({prompt.task for prompt in prompts})
-    each = {f"task {task}": [index for index, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
-    return {"all": list(range(len(prompts))), **each}
-
-
-def _built_in(language: LoadedLanguageModel) -> Sequence[TextPrompt]:
-    return INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
 
 
 def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -> tuple[list[Encoded], int]:
@@ -238,7 +217,7 @@ def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -
     """Make the methods to time: mmdec's drafters, and transformers' own speculative loops. small: a model that
     drafts."""
     ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
-    stock = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": COPIED})]
+    stock = [LOOKUP]
     if small is not None:
         drafter = cast(Drafter, Speculation(DecodingOptions(small.model)).drafter_for(language.model))
         options: dict[str, Any] = {"assistant_model": small.model}
@@ -247,27 +226,6 @@ def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -
         ours.insert(0, Method.drafted(SMALL, drafter))
         stock.append(Method(ASSISTED, "transformers", options, (small.model,)))
     return ours, stock
-
-
-def _why_not(harness: LanguageHarness, prompt: Encoded, method: Method) -> str:
-    """Try one of transformers' methods. Returns why it cannot run here, or ""."""
-    try:
-        harness.measure([prompt], method)
-    except (MmdecError, MemoryError):
-        raise
-    except Exception as error:
-        return f"transformers cannot run it here ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-    return ""
-
-
-def _rows(found: Any, subject: Method, baseline: Method, group: str) -> list[Comparison]:
-    """Make the report's rows of a comparison: wall clock, and the thread's processor time, which is steadier. found:
-    what `compare` returned."""
-    if not found["n"]:
-        return []
-    kind: Kind = "task" if group.startswith("task ") else "all"
-    rows = comparisons(found, subject.name, baseline.name, group, kind)
-    return [row if row.timed == WALL else replace(row, timed=PROCESSOR) for row in rows]
 
 
 def _passes(measured: Measurements, method: Method) -> Quantity:

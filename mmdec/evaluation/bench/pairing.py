@@ -1,15 +1,15 @@
-"""Times two methods alternately, A B A B: on a noisy machine only the ratio of neighbouring runs is reliable.
+"""Times methods in turn, A B A B: on a noisy machine only the ratio of neighbouring runs is reliable.
 
-It also has what all benchmarks share: report rows, seconds of stages, and accepted drafts by depth.
+Two functions are timed by `paired`; decoding methods that answer the same inputs by `timed`.
 """
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -17,15 +17,19 @@ import torch
 
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
+from mmdec.checks.files import one_line
 from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.tree import depths, int_list, int_rows
 from mmdec.decode.watch import Stopwatch
 from mmdec.drafters.registry import named_drafter
-from mmdec.evaluation.bench.report import DECODER, WALL, Comparison, Kind
-from mmdec.evaluation.quality.harness import Measurement, Measurements, Method
+from mmdec.evaluation.bench.report import WALL, Comparison, Kind
+from mmdec.evaluation.quality.harness import Harness, Input, Log, Measurement, Measurements, Method
 from mmdec.pipelines.threads import keep_threads
-from mmdec.types import Draft, Drafter, Scores, Verdict
+from mmdec.types import Draft, Drafter, MmdecError, Scores, Verdict
 
+COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
+LOOKUP = Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
+PLAIN = Method.drafted("plain", None)  # mmdec's own loop without a drafter
 Result = TypeVar("Result")
 
 
@@ -51,9 +55,23 @@ class Paired:
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
         """Summarise pairs (a, b) of the two methods' seconds, each from two successive runs."""
-        low, middle, high = _quartiles([y / x for x, y in pairs])
+        low, middle, high = quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
+
+    def turned(self) -> Paired:
+        """Exchange a and b."""
+        return Paired(self.b_ms, self.a_ms, 1 / self.ratio, 1 / self.high, 1 / self.low, self.n)
+
+    def row(self, subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any) -> Comparison:
+        """Build a report row: a is the subject, b the baseline. group, kind, timed, more: fields of the row."""
+        return Comparison(
+            *(subject, baseline, group, kind, timed, self.ratio, self.low, self.high, self.n),
+            inputs=1,
+            subject_ms=self.a_ms,
+            baseline_ms=self.b_ms,
+            **more,
+        )
 
 
 def paired(
@@ -81,137 +99,135 @@ def paired(
     return Paired.of(pairs)
 
 
-def comparison(
-    pairs: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any
-) -> Comparison:
-    """Build a report row. group, kind: the group of inputs, and the property that groups them. timed: the kind of time.
-    pairs: `Paired` as a dict, a = subject, b = baseline. more: further fields of the row."""
-    fields = {
-        **{"times": pairs["ratio"], "low": pairs["low"], "high": pairs["high"], "pairs": pairs["n"], "inputs": 1},
-        **{"subject_ms": pairs["a_ms"], "baseline_ms": pairs["b_ms"]},
-    }
-    return Comparison(subject, baseline, group, kind, timed, **{**fields, **more})
-
-
-def turned(pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """Exchange a and b in the summary of pairs, so that the other method is the baseline."""
-    ratios = {"ratio": 1 / pairs["ratio"], "low": 1 / pairs["high"], "high": 1 / pairs["low"]}
-    return {**pairs, **ratios, "a_ms": pairs["b_ms"], "b_ms": pairs["a_ms"]}
-
-
-def comparisons(
-    found: Mapping[str, Any], subject: str, baseline: str, group: str, kind: Kind, **more: Any
-) -> list[Comparison]:
-    """Build the report rows for a result of `compare`: one for decoder seconds, one for wall clock. found: the result.
-    group, kind: the group of inputs, and the property that groups them."""
-    return [
-        Comparison(
-            *(subject, baseline, group, kind, timed, part["median"], part["low"], part["high"], part["pairs"]),
-            inputs=found["n"],
-            subject_ms=1e3 * part["a_s"] / found["n"],
-            baseline_ms=1e3 * part["b_s"] / found["n"],
-            tokens_per_round=found["a_tokens_per_round"],
-            accepted_per_round=found.get("a_accepted_per_round"),
-            **more,
-        )
-        for timed, key in ((DECODER, "decoder"), (WALL, "wall"))
-        if found["n"]
-        for part in (found[key],)
-    ]
-
-
-def middle(group: str) -> float | None:
-    """Return the middle of a length group: "11-20 words" -> 15.5, "40+ words" -> 40.0; None if the group is not a
-    length."""
-    span = re.match(r"(\d+)(?:-(\d+)|\+)", group)
-    return None if span is None else (float(span[1]) + float(span[2] or span[1])) / 2
-
-
-def compare(measured: Measurements, a: Method, b: Method, groups: Sequence[int]) -> dict[str, Any]:
-    """Compare b with a on some groups of inputs. Returns a JSON-ready dict.
-
-    groups: indices of groups. Seconds are sums over the groups of the median over repeats, and `ratio` is the ratio of
-        these sums. `median` and the quartiles `low` and `high` are those of the ratios of neighbouring runs. Tokens per
-        round include the bonus or correction token; accepted tokens per round do not. Neither counts the pass over the
-        prompt. Tokens per pass of b are None for batches.
-    """
-    if not groups:
-        return {"n": 0}
-    a_runs, b_runs = ([measured[method.name][group] for group in groups] for method in (a, b))
-    passes = sum(repeats[0].passes - repeats[0].windows for repeats in b_runs)
-    return {
-        "n": len(groups),
-        "decoder": _ratios(a_runs, b_runs, lambda measurement: measurement.decoder),
-        "wall": _ratios(a_runs, b_runs, lambda measurement: measurement.total),
-        "a_tokens_per_round": _tokens(a_runs) / max(sum(repeats[-1].rounds for repeats in a_runs), 1),
-        "a_accepted_per_round": _accepted(a_runs),
-        "a_passes": sum(repeats[-1].passes for repeats in a_runs),
-        "b_passes": sum(repeats[0].passes for repeats in b_runs),
-        "b_tokens_per_pass": _tokens(a_runs) / max(passes, 1) if len(a_runs[0][0].tokens) == 1 else None,
-        "a_decoder_share": _share(a_runs),
-        "b_decoder_share": _share(b_runs),
-        "seconds": {
-            "features": _sum(b_runs, lambda measurement: measurement.features),
-            "encoder": _sum(b_runs, lambda measurement: measurement.encoder),
-            "drafter": _sum(a_runs, lambda measurement: measurement.drafter),
-        },
-    }
-
-
-def stages(measured: Measurements, groups: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Compute the milliseconds of each stage, for each method: the median over repeats, then the mean over groups.
-
-    Here the decoder's time does not include the drafter's. transformers' loops report no drafter's time.
-    """
-    spent: dict[str, dict[str, float]] = {}
-    for name, runs in measured.items():
-        chosen = [runs[group] for group in groups]
-        parts = {
-            "features": _sum(chosen, lambda measurement: measurement.features),
-            "encoder": _sum(chosen, lambda measurement: measurement.encoder),
-            "decoder": _sum(chosen, lambda measurement: measurement.decoder - measurement.drafter),
-            "drafter": _sum(chosen, lambda measurement: measurement.drafter),
-        }
-        spent[name] = {stage: 1e3 * seconds / max(len(chosen), 1) for stage, seconds in parts.items()}
-    return spent
-
-
-def _ratios(
-    a_runs: Sequence[Sequence[Measurement]],
-    b_runs: Sequence[Sequence[Measurement]],
-    seconds: Callable[[Measurement], float],
-) -> dict[str, float | int]:
-    ratios = [seconds(y) / seconds(x) for a, b in zip(a_runs, b_runs, strict=True) for x, y in zip(a, b, strict=True)]
-    low, middle, high = _quartiles(ratios)
-    a, b = _sum(a_runs, seconds), _sum(b_runs, seconds)
-    return {"a_s": a, "b_s": b, "ratio": b / a, "median": middle, "low": low, "high": high, "pairs": len(ratios)}
-
-
-def _quartiles(ratios: Sequence[float]) -> tuple[float, float, float]:
-    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile."""
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return low, middle, high
 
 
-def _sum(measured: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
-    return sum(statistics.median(seconds(measurement) for measurement in repeats) for repeats in measured)
+@dataclass(frozen=True)
+class Group:
+    """Some of the inputs, by their indices. Other fields: as in `Comparison`."""
+
+    name: str
+    kind: Kind
+    indices: Sequence[int]
+    size: float | None = None
+    unit: str = ""
 
 
-def _share(measured: Sequence[Sequence[Measurement]]) -> float:
-    return _sum(measured, lambda measurement: measurement.decoder) / _sum(
-        measured, lambda measurement: measurement.total
-    )
+def task_groups(tasks: Sequence[str]) -> list[Group]:
+    """Group inputs: all, and those of each task. tasks: the task of each input."""
+    of = {name: [index for index, task in enumerate(tasks) if task == name] for name in sorted(set(tasks))}
+    each = [Group(f"task {name}", "task", indices) for name, indices in of.items()]
+    return [Group("all", "all", range(len(tasks))), *each]
 
 
-def _tokens(measured: Sequence[Sequence[Measurement]]) -> int:
-    return sum(repeats[-1].drafted_tokens for repeats in measured)
+def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit: str) -> list[Group]:
+    """Group inputs by length. lengths: of each input. bins: least and most length; the last bin has no upper end."""
+    groups = []
+    for low, high in bins:
+        last = (low, high) == bins[-1]
+        name = f"{low}+ {unit}" if last else f"{low}-{high} {unit}"
+        indices = [index for index, length in enumerate(lengths) if low <= length <= high]
+        groups.append(Group(name, "length", indices, float(low) if last else (low + high) / 2, unit))
+    return groups
 
 
-def _accepted(measured: Sequence[Sequence[Measurement]]) -> float | None:
-    """Compute accepted tokens per round, without bonus or correction; None where they were not counted."""
-    counts = [repeats[-1].accepted for repeats in measured]
-    if None in counts:
-        return None
-    return sum(count or 0 for count in counts) / max(sum(repeats[-1].rounds for repeats in measured), 1)
+@final
+@dataclass(frozen=True)
+class Timed:
+    """What several methods cost on the same inputs."""
+
+    measured: Measurements
+    equal: Mapping[str, Sequence[bool]]  # method name -> whether its tokens of each input are those of greedy decoding
+    depths: dict[str, tuple[float, ...]]  # as in `BenchReport`
+    clock: str  # name of the seconds in `Measurement.decoder`
+
+    def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
+        """Compare two methods on a group of inputs, without those where the baseline's tokens differ.
+
+        Returns two rows, one for decoder seconds and one for wall clock; none if no input is left. Tokens a round do
+            not count the pass over the prompt.
+        """
+        same = [index for index in group.indices if self.equal[baseline][index]]
+        if not same:
+            return []
+        ours, theirs = ([self.measured[name][index] for index in same] for name in (subject, baseline))
+        last = [repeats[-1] for repeats in ours]
+        rounds = max(sum(run.rounds for run in last), 1)
+        accepted = [run.accepted for run in last if run.accepted is not None]
+        rows = []
+        for timed, seconds in ((self.clock, attrgetter("decoder")), (WALL, attrgetter("total"))):
+            ratios = [
+                seconds(b) / seconds(a)
+                for a_runs, b_runs in zip(ours, theirs, strict=True)
+                for a, b in zip(a_runs, b_runs, strict=True)
+            ]
+            low, middle, high = quartiles(ratios)
+            rows.append(
+                Comparison(
+                    *(subject, baseline, group.name, group.kind, timed, middle, low, high, len(ratios), len(same)),
+                    size=group.size,
+                    unit=group.unit,
+                    subject_ms=_milliseconds(ours, seconds),
+                    baseline_ms=_milliseconds(theirs, seconds),
+                    tokens_per_round=sum(run.drafted_tokens for run in last) / rounds,
+                    accepted_per_round=sum(accepted) / rounds if accepted else None,
+                )
+            )
+        return rows
+
+    def stages(self) -> dict[str, dict[str, float]]:
+        """Compute the milliseconds of each stage for each method, without the drafter's in the decoder's.
+
+        transformers' loops report no drafter's time.
+        """
+        parts: dict[str, Callable[[Measurement], float]] = {
+            "features": attrgetter("features"),
+            "encoder": attrgetter("encoder"),
+            "decoder": lambda run: run.decoder - run.drafter,
+            "drafter": attrgetter("drafter"),
+        }
+        return {
+            name: {stage: _milliseconds(runs, seconds) for stage, seconds in parts.items()}
+            for name, runs in self.measured.items()
+        }
+
+
+def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
+    """Compute the median over repeats, then the mean over inputs. runs: each input's repeats."""
+    return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
+
+
+def timed(
+    harness: Harness[Input], methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
+) -> Timed:
+    """Compare tokens, then time all methods in turn. methods: the second is greedy decoding. groups: batches of inputs.
+
+    Raises MmdecError if the tokens of one of mmdec's methods differ from those of greedy decoding.
+    """
+    watched, recorders = recorded(methods)
+    equal = harness.gate(watched, groups, log)
+    shares = {name: tuple(recorder.shares()) for name, recorder in recorders.items() if recorder.shares()}
+    return Timed(harness.interleave(methods, groups, repeats, log), equal, shares, harness.clock)
+
+
+def runnable(harness: Harness[Input], first: Input, methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:
+    """Try transformers' own methods on one input: not every model can decode with each of them.
+
+    Returns the methods that run here, and why the others do not, by name.
+    """
+    found, left_out = list[Method](), dict[str, str]()
+    for method in methods:
+        try:
+            harness.measure([first], method)
+            found.append(method)
+        except (MmdecError, MemoryError):
+            raise
+        except Exception as error:
+            left_out[method.name] = f"transformers cannot run it here ({one_line(error)})"
+    return found, left_out
 
 
 @final

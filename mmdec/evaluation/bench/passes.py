@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from mmdec.checks.devices import check_device
-from mmdec.evaluation.bench.pairing import comparison, paired, prepared
+from mmdec.checks.arguments import check_choice
+from mmdec.evaluation.bench.pairing import paired, prepared
 from mmdec.evaluation.bench.passes_transcription import GRAPHS, SPEECHES, Run, binary_tree, compare, speech_rounds, twin
 from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.evaluation.quality.harness import Log, no_log
@@ -26,7 +26,6 @@ from mmdec.hub.provenance import hardware
 from mmdec.ops.kernels import why_not
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.fast_pass import fast_pass
-from mmdec.types import InputError
 
 TEXTS: dict[str, dict[str, int]] = {  # sizes of language models: about 30 million parameters, and Qwen2.5-VL-7B's
     "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
@@ -54,7 +53,9 @@ SIZES = {"cpu": PassSizes("30M", 1024, 16, "tiny"), "cuda": PassSizes("7B", 8192
 
 
 def bench_passes(
-    sizes: PassSizes | None = None,
+    text: str | None = None,
+    prefix: int | None = None,
+    speech: str | None = None,
     *,
     repeats: int = 15,
     device: str | None = "cpu",
@@ -63,10 +64,15 @@ def bench_passes(
 ) -> BenchReport:
     """Time a language model's pass and a speech model's round. What does not fit into the GPU's memory is listed only.
 
-    sizes: None: those of `SIZES` for the device. Raises MmdecError if two results differ.
+    text, prefix, speech: as in `PassSizes`; None: those of `SIZES` for the device.
+    Raises InputError for an unknown size, and MmdecError if two results differ.
     """
+    for what, name, known in (("text", text, TEXTS), ("speech", speech, SPEECHES)):
+        if name is not None:
+            check_choice(what, name, [*known], "Choose one.")
     torch_device = prepared(device, threads)
-    chosen = sizes or SIZES[torch_device.type]
+    given = {"text": text, "prefix": prefix, "speech": speech}
+    chosen = replace(SIZES[torch_device.type], **{name: size for name, size in given.items() if size is not None})
     text_dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     rows: list[dict[str, Any]] = []
     not_measured = _wanted_a_gpu() if torch_device.type == "cpu" else {}
@@ -84,40 +90,17 @@ def bench_passes(
             measured, missing = [], {name: f"not enough GPU memory: {str(error).partition(chr(10))[0]}"[:300]}
         rows += measured
         not_measured |= missing
-    # The report's dtype is the language model's.
-    machine = hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads)
     return BenchReport(
         bench="passes",
         title="Whole passes and rounds, random weights",
-        hardware=machine,
+        # The report's dtype is the language model's.
+        hardware=hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads),
         exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
         comparisons=tuple(
-            comparison(row["pair"], row["subject"], row["baseline"], row["group"], "shape", row["timed"])
-            for row in rows
+            row["pair"].row(row["subject"], row["baseline"], row["group"], "shape", row["timed"]) for row in rows
         ),
         not_measured=not_measured,
-        details={
-            "what": "random weights, one row; a = mmdec's tree attention or the fast pass, b = without; "
-            "ratios are b / a",
-            "sizes": asdict(chosen),
-            "rows": rows,
-            "not_measured": not_measured,
-            "hardware": machine,
-        },
-    )
-
-
-def sizes_for(
-    device: str | None, *, text: str | None = None, prefix: int | None = None, speech: str | None = None
-) -> PassSizes:
-    """Return the default sizes for the device; arguments that are given replace them. Raises InputError for unknown
-    names."""
-    for what, name, known in (("text", text, TEXTS), ("speech", speech, SPEECHES)):
-        if name is not None and name not in known:
-            raise InputError(f"`{what}` must be one of {', '.join(known)}, but is {name!r:.60}. Choose one.")
-    given = {"text": text, "prefix": prefix, "speech": speech}
-    return replace(
-        SIZES[check_device(device).type], **{name: value for name, value in given.items() if value is not None}
+        details={"sizes": asdict(chosen), "rows": rows},
     )
 
 
@@ -160,7 +143,7 @@ def text_pass(
             "baseline": baseline,
             "group": f"{sizes.text} language model, {sizes.nodes} nodes, {sizes.prefix} before",
             "timed": "draft's pass",
-            "pair": asdict(paired(partial(a, draft), partial(b, draft), repeats, device)),
+            "pair": paired(partial(a, draft), partial(b, draft), repeats, device),
             "dtype": _short(dtype),
             "batch": 1,
             "differences": [near, far],  # largest differences of logits, after the short prefix and after the whole one

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, cast, final
 
 import torch
@@ -116,7 +115,7 @@ def speech_rounds(
         "fast_pass_mib": fast.bytes / 2**20,
     }
     return [
-        {**row, "timed": timed, "pair": asdict(Paired.of([(_median(a, part), _median(b, part)) for a, b in laps]))}
+        {**row, "timed": timed, "pair": Paired.of([(_median(a, part), _median(b, part)) for a, b in laps])}
         for timed, part in PARTS.items()
     ], {}
 

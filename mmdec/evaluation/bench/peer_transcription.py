@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -52,20 +53,16 @@ Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of F frames, a w
 
 @final
 @dataclass
-class Timed:
-    """The texts of one engine with one number of threads, and the seconds of each repeat of each recording."""
+class Engine:
+    """What one engine said with one number of threads, and the seconds of each repeat, by recording."""
 
     call: Call
-    texts: dict[int, str] = field(default_factory=dict[int, str])
-    seconds: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])  # (recording, repeat)
-    processor: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-
-    def total(self) -> float:
-        """Add up the recordings' seconds: of each recording, the median over its repeats."""
-        return _total(self.seconds)
+    texts: dict[int, str] = field(default_factory=dict)
+    seconds: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    processor: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-Sides = dict[tuple[str, int], Timed]  # (engine, threads) -> its texts and seconds
+Sides = dict[tuple[str, int], Engine]  # (name, threads) -> its texts and seconds
 
 
 def bench_peer(
@@ -107,7 +104,7 @@ def bench_peer(
                 (OURS_INT8, count): partial(_said, TranscriptionHarness(eighth, language), drafted, count),
             }
         named |= peer_calls(whole, Path(folder) / "model", harness, counts)
-        sides = {key: Timed(call) for key, call in named.items()}
+        sides = {key: Engine(call) for key, call in named.items()}
         in_turn(list(sides.values()), sounds, repeats, log)
     return _report(harness, sides, dict(zip(recordings, sounds, strict=True)), peer, threads)
 
@@ -127,7 +124,11 @@ def _report(
         hardware=hardware(device=CPU, dtype=torch.float32, batch=1, threads=threads)
         | {"kernels": torch.backends.cpu.get_cpu_capability()},
         exactness=tuple(
-            Exactness(f"texts of {name} and of transformers", _equal(side, sides[STOCK, 1]), len(sounds))
+            Exactness(
+                f"texts of {name} and of transformers",
+                sum(side.texts[index] == text for index, text in sides[STOCK, 1].texts.items()),
+                len(sounds),
+            )
             for (name, count), side in sides.items()
             if count == 1 and name != STOCK
         ),
@@ -143,8 +144,8 @@ def _report(
                     "engine": name,
                     "threads": count,
                     "texts": list(side.texts.values()),
-                    "seconds": [list(row.values()) for row in _by_recording(side.seconds)],
-                    "processor": [list(row.values()) for row in _by_recording(side.processor)],
+                    "seconds": list(side.seconds.values()),
+                    "processor": list(side.processor.values()),
                 }
                 for (name, count), side in sides.items()
             ],
@@ -152,7 +153,7 @@ def _report(
     )
 
 
-def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
+def in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
     """Run all engines in turn on every recording (T,), after one call of each that is not timed."""
     stopwatch = Stopwatch()
     for side in sides:
@@ -163,8 +164,8 @@ def in_turn(sides: Sequence[Timed], sounds: Sequence[Tensor], repeats: int, log:
                 stopwatch.lap()
                 start = stopwatch.process()  # processor time of all threads: the other engine has threads of its own
                 side.texts[index] = side.call(samples)
-                used, lap = stopwatch.process() - start, stopwatch.lap()
-                side.seconds[index, repeat], side.processor[index, repeat] = lap, used
+                side.processor[index].append(stopwatch.process() - start)
+                side.seconds[index].append(stopwatch.lap())
         log(f"round {repeat + 1} of {repeats}")
 
 
@@ -174,19 +175,18 @@ def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Compariso
     rows: list[Comparison] = []
     for subject, baseline in PAIRS:
         a, b = (
-            min((side for (of, _), side in sides.items() if of == name), key=Timed.total)
+            min((side for (of, _), side in sides.items() if of == name), key=lambda side: _total(side.seconds))
             for name in (subject, baseline)
         )
         for timed, ours, theirs in (
             (WALL, a.seconds, b.seconds),
             (PROCESSOR, sides[subject, 1].processor, sides[baseline, 1].processor),
         ):
-            keys = [key for key in ours if key[0] in indices]
-            pairs = Paired.of([(ours[key], theirs[key]) for key in keys])
-            total, other = (_total({key: laps[key] for key in keys}) for laps in (ours, theirs))
+            pairs = Paired.of([pair for index in indices for pair in zip(ours[index], theirs[index], strict=True)])
+            total, other = (_total({index: laps[index] for index in indices}) for laps in (ours, theirs))
             rows.append(
                 Comparison(
-                    *(subject, baseline, group, "length", timed, other / total, pairs.low, pairs.high, len(keys)),
+                    *(subject, baseline, group, "length", timed, other / total, pairs.low, pairs.high, pairs.n),
                     inputs=len(indices),
                     subject_ms=1e3 * total / len(indices),
                     baseline_ms=1e3 * other / len(indices),
@@ -276,15 +276,6 @@ def _beside(path: Path) -> str:
     return text.read_text(encoding="utf-8").strip() if text.is_file() else ""
 
 
-def _equal(side: Timed, other: Timed) -> int:
-    return sum(side.texts[index] == text for index, text in other.texts.items())
-
-
-def _edits(spoken: str, said: str) -> tuple[int, int]:
-    edits = word_edits(spoken, said)
-    return edits.errors, edits.length
-
-
 def _words_wrong(sides: Sides, references: Sequence[str], harness: TranscriptionHarness) -> list[Quantity]:
     whisper = harness.whisper
     multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)
@@ -292,19 +283,13 @@ def _words_wrong(sides: Sides, references: Sequence[str], harness: Transcription
     spoken = {index: normalise(text) for index, text in enumerate(references) if text}
     if not spoken:
         return []
-    rates = {
-        name: ratio(*zip(*(_edits(text, normalise(side.texts[index])) for index, text in spoken.items()), strict=True))
-        for (name, count), side in sides.items()
-        if count == 1
-    }
-    return [
-        Quantity(
-            *(f"words wrong, {name}", 100 * value, "%", len(spoken)),
-            low=100 * low,
-            high=100 * high,
-        )
-        for name, (value, low, high) in rates.items()
-    ]
+    found = []
+    for (name, count), side in sides.items():
+        if count == 1:
+            edits = [word_edits(text, normalise(side.texts[index])) for index, text in spoken.items()]
+            value, low, high = ratio([one.errors for one in edits], [one.length for one in edits])
+            found.append(Quantity(f"words wrong, {name}", 100 * value, "%", len(spoken), 100 * low, 100 * high))
+    return found
 
 
 def _totals(sides: Sides, recordings: int) -> list[Quantity]:
@@ -315,12 +300,6 @@ def _totals(sides: Sides, recordings: int) -> list[Quantity]:
     ]
 
 
-def _by_recording(laps: dict[tuple[int, int], float]) -> list[dict[int, float]]:
-    found: dict[int, dict[int, float]] = {}
-    for (index, repeat), seconds in laps.items():
-        found.setdefault(index, {})[repeat] = seconds
-    return list(found.values())
-
-
-def _total(laps: dict[tuple[int, int], float]) -> float:
-    return sum(statistics.median(row.values()) for row in _by_recording(laps))
+def _total(laps: Mapping[int, Sequence[float]]) -> float:
+    """Add up the recordings' seconds: of each recording, the median over its repeats."""
+    return sum(map(statistics.median, laps.values()))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -22,15 +22,12 @@ from rich.text import Text
 
 from mmdec.types import InputError
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 FORMAT = "mmdec-bench"
 VERSION = 1
 LARGEST = 64 * 2**20  # bytes of a saved run
-WALL, DECODER = "wall clock", "decoder"  # kinds of measured time
+WALL = "wall clock"  # the kind of measured time that most tables show
 
-Kind = Literal["all", "length", "task", "batch", "draft size", "shape"]
+Kind = Literal["all", "length", "task", "batch", "shape"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,8 @@ def to_json(run: BenchRun, **more: Any) -> str:
 
 def load_run(path: str | Path) -> BenchRun:
     """Read what `to_json` wrote. Raises InputError for a file that is missing, too large or of another format."""
+    from pydantic import TypeAdapter, ValidationError
+
     source = Path(path)
     try:
         with open(source, "rb") as file:
@@ -143,30 +142,14 @@ def load_run(path: str | Path) -> BenchRun:
     known = {name: content[name] for name in ("reports", "left_out") if name in content}
     try:
         text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")  # file names may be invalid UTF-8
-        return reader().validate_json(text, strict=True)
-    except (ValueError, RecursionError) as error:
+        return TypeAdapter(BenchRun).validate_json(text, strict=True)
+    except ValidationError as error:
+        wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")  # wrong entries before missing ones
+        name = ".".join(map(str, ("run", *wrong["loc"])))
         raise InputError(
-            f"The saved run must be whole, but '{source}' is damaged: {_first_wrong(error)}. Measure it again."
+            f"The saved run must be whole, but '{source}' is damaged: {name}: {wrong['msg']}, but it holds "
+            f"{wrong['input']!r:.60}. Measure it again."
         ) from None
-
-
-def reader() -> TypeAdapter[BenchRun]:
-    """Make the validator of saved runs. Raises InputError without the package pydantic."""
-    try:
-        from pydantic import TypeAdapter
-    except ImportError as error:
-        raise InputError(
-            "Saved runs need the package pydantic, which is not installed. pip install mmdec[eval]"
-        ) from error
-    return TypeAdapter(BenchRun)
-
-
-def _first_wrong(error: Any) -> str:
-    """Write one sentence on the first error that pydantic found; wrong entries come before missing ones."""
-    if not hasattr(error, "errors"):
-        return f"{error!s:.200}"
-    wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")
-    return f"{'.'.join(map(str, ('run', *wrong['loc'])))}: {wrong['msg']}, but it holds {wrong['input']!r:.60}"
 
 
 def _plain(value: Any) -> Any:
@@ -440,8 +423,19 @@ def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
             only_now.append((report.bench,))
             continue
         warnings += [f"{report.bench}: {line}" for line in differences(report.hardware, other.hardware)]
-        mine, theirs = _by_key(report), _by_key(other)
-        rows += [_change(report.bench, row, theirs[key]) for key, row in mine.items() if key in theirs]
+        mine, theirs = ({row.key: row for row in each.comparisons} for each in (report, other))
+        rows += [
+            Change(
+                *(report.bench, row.subject, row.baseline, row.group, row.timed),
+                before=theirs[key].times,
+                now=row.times,
+                ratio=_ratio(row.times, theirs[key].times),
+                subject_ratio=_ratio(row.subject_ms, theirs[key].subject_ms),
+                baseline_ratio=_ratio(row.baseline_ms, theirs[key].baseline_ms),
+            )
+            for key, row in mine.items()
+            if key in theirs
+        ]
         only_now += [(report.bench, *key) for key in mine if key not in theirs]
         only_before += [(report.bench, *key) for key in theirs if key not in mine]
     measured = {report.bench for report in now.reports}
@@ -463,22 +457,6 @@ def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
         if mine.get(name) != theirs.get(name)
     ]
     return lines
-
-
-def _by_key(report: BenchReport) -> dict[tuple[str, str, str, str], Comparison]:
-    return {row.key: row for row in report.comparisons}
-
-
-def _change(bench: str, now: Comparison, before: Comparison) -> Change:
-    return Change(
-        bench,
-        *(now.subject, now.baseline, now.group, now.timed),
-        before=before.times,
-        now=now.times,
-        ratio=_ratio(now.times, before.times),
-        subject_ratio=_ratio(now.subject_ms, before.subject_ms),
-        baseline_ratio=_ratio(now.baseline_ms, before.baseline_ms),
-    )
 
 
 def _ratio(now: float | None, before: float | None) -> float | None:

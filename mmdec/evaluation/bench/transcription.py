@@ -17,31 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads
-from mmdec.decode.budget import Nodes
-from mmdec.evaluation.bench.pairing import compare, comparisons, middle, recorded, stages
-from mmdec.evaluation.bench.report import DECODER, WALL, BenchReport, Comparison, Exactness, Quantity
-from mmdec.evaluation.quality.harness import Log, Measurements, Method, dtype_of, no_log, parse_plan
+from mmdec.evaluation.bench.pairing import LOOKUP, Group, Timed, length_groups, timed
+from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
+from mmdec.evaluation.quality.harness import Log, Method, measured_on, no_log, parse_plan
 from mmdec.evaluation.quality.transcription import TranscriptionHarness
-from mmdec.hub.provenance import hardware
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.pipelines.threads import keep_threads
 from mmdec.targets.whisper_decoder import decoder_of_layers
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.types import Drafter, InputError
+from mmdec.types import InputError
 
 SPLITS = ("test", "paragraphs")
 BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # least and most words of each bin of recordings
-SHORT, LONG = BINS[0], BINS[-1]
-COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
-PLANS = ("learned", "2", "4", "6", "8", "10", "8x4", "12x6", "16x6", "16x8", "24x8", "32x8", "48x8")
+LONG = BINS[-1]
 
 
 @dataclass(frozen=True)
@@ -51,10 +46,6 @@ class Recording:
     name: str
     words: int
     samples: Tensor  # (T,) 16 kHz mono
-
-    @property
-    def bin(self) -> tuple[int, int]:
-        return next(words for words in BINS if words[0] <= max(self.words, 1) <= words[1])
 
 
 @final
@@ -66,7 +57,6 @@ class AsrBench:
     heads: str | os.PathLike[str] | None = None
     assistant: str | os.PathLike[str] | None = None
     plan: str = "learned"
-    sweep: Sequence[str] = ()
     per_bin: int = 6
     repeats: int = 5
     batch: int = 8
@@ -88,7 +78,7 @@ def bench_asr(
 
     recordings: audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
     assistant: directory of a smaller Whisper; None: build one from the model's own layers.
-    plan: draft size, see `parse_plan`. sweep: further draft sizes, for long recordings, one by one and in batches.
+    plan: draft size, see `parse_plan`.
     batch: number of long recordings in a batch. allow_absolute_paths: accept absolute paths in the corpus's lists.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
@@ -96,150 +86,84 @@ def bench_asr(
     if min(how.per_bin, how.repeats, how.batch) < 1:
         given = f"{how.repeats}, {how.per_bin}, {how.batch}"
         raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {given}.")
-    nodes, plans = parse_plan(how.plan), {size: parse_plan(size) for size in how.sweep}
+    nodes = parse_plan(how.plan)
     check_threads(how.threads)
     keep_threads(how.threads)
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, how.device)
-    bench = _Bench(TranscriptionHarness(whisper, how.language, how.max_new_tokens), how.repeats, how.batch, how.log)
-    drafter = whisper.heads(how.heads)
+    harness = TranscriptionHarness(whisper, how.language, how.max_new_tokens)
+    medusa, greedy = Method.drafted("medusa", whisper.heads(how.heads), nodes), Method.greedy()
     admission = Admission(how.allow_absolute_paths)
-    chosen = _given(bench.harness, recordings) or from_corpus(bench.harness, corpus, splits, how.per_bin, admission)
-    report = {
-        "what": "a = mmdec with Medusa heads, b = the other; ratios are b / a",
-        "model": whisper.directory.name if whisper.directory else "given",
-        "drafter": drafter.name,
-        "plan": how.plan,
-        **bench.all_methods(Method.drafted("medusa", drafter, nodes), assistants(whisper.model, how.assistant), chosen),
-    }
-    if plans:
-        report["sweep"] = bench.sweep(drafter, plans, [chosen[index] for index in _long(chosen)])
-    network = whisper.model
-    report["hardware"] = hardware(
-        device=network.device, dtype=dtype_of(network), batch=(1, how.batch), threads=torch.get_num_threads()
+    chosen = _given(harness, recordings) or from_corpus(harness, corpus, splits, how.per_bin, admission)
+    long = _long(chosen)
+    longest = [chosen[index].samples for index in long]
+    helper = fastest(harness, assistants(whisper.model, how.assistant), longest[:1])
+    methods = [medusa, greedy, LOOKUP, helper]
+    names = ", ".join(method.name for method in methods)
+    how.log(f"{len(chosen)} recordings, {len(long)} of them long; methods: {names}")
+    alone = timed(harness, methods, [[recording.samples] for recording in chosen], how.repeats, how.log)
+    batches = in_batches(longest, how.batch)
+    together = timed(harness, [medusa, greedy], batches, how.repeats, how.log)
+    return _report(
+        chosen,
+        long,
+        alone,
+        rows=together.rows("medusa", "greedy", Group(f"{how.batch} together", "batch", range(len(batches)))),
+        title=f"Medusa heads: {whisper.directory.name if whisper.directory else 'given'}, drafts {how.plan}",
+        machine=measured_on(whisper.model, (1, how.batch)),
     )
-    return _report(report)
 
 
-def _report(found: dict[str, Any]) -> BenchReport:
-    clips, batch, recordings = found["clips"], found["batch"], found["recordings"]
-    rows: list[Comparison] = []
-    for row in found["curve"]:
-        group = f"{row['words']} words"
-        rows += comparisons(row, "medusa", "greedy", group, "length", size=middle(group), unit="words")
-    exact = [Exactness("tokens of medusa and of transformers' greedy loop", recordings, recordings)]
-    for name, row in found["against"].items():
-        rows += comparisons(row, "medusa", name, found["long"]["words"], "all")
-        exact.append(Exactness(f"tokens of {name} and of the greedy loop", row["identical"], row["of"]))
-    rows += comparisons(batch, "medusa", "greedy", f"{batch['size']} together", "batch")
-    rows += [
-        Comparison(
-            *(f"medusa {row['plan']}", "greedy", f"batch {row['batch']}", "draft size", timed, row[key], None, None),
-            pairs=0,
-            inputs=1,
-            tokens_per_round=row["tokens_per_round"],
-        )
-        for row in found.get("sweep", ())
-        for timed, key in ((DECODER, "decoder"), (WALL, "wall"))
-    ]
+def _report(
+    chosen: Sequence[Recording],
+    long: Sequence[int],
+    alone: Timed,
+    rows: Sequence[Comparison],
+    title: str,
+    machine: dict[str, Any],
+) -> BenchReport:
+    """Build the report. alone: the recordings one by one. long: indices of the long ones. rows: those of batches."""
+    count, whole = len(chosen), Group(f"{LONG[0]} and more", "all", long)
+    lengths = length_groups([max(recording.words, 1) for recording in chosen], BINS, "words")
+    comparisons = [row for group in lengths for row in alone.rows("medusa", "greedy", group)]
+    exact = [Exactness("tokens of medusa and of transformers' greedy loop", count, count)]
+    for name in list(alone.measured)[2:]:
+        comparisons += alone.rows("medusa", name, whole)
+        same = sum(alone.equal[name][index] for index in long)
+        exact.append(Exactness(f"tokens of {name} and of the greedy loop", same, len(long)))
+    clips = []  # each short clip by itself: none should be slower than greedy decoding
+    for index in lengths[0].indices:
+        wall = alone.rows("medusa", "greedy", Group(chosen[index].name, "all", [index]))[-1].times or 0.0
+        clips.append({"name": chosen[index].name, "words": chosen[index].words, "wall": wall})
     return BenchReport(
         bench="asr",
-        title=f"Medusa heads: {found['model']}, drafts {found['plan']}",
-        hardware=found["hardware"],
+        title=title,
+        hardware=machine,
         exactness=tuple(exact),
-        comparisons=tuple(rows),
+        comparisons=(*comparisons, *rows),
         quantities=(
-            Quantity("clips of few words slower than greedy decoding", clips["slower"], "clips", len(clips["each"])),
-            Quantity("audio decoded in a repeat", found["seconds_of_audio"], "s", recordings),
+            Quantity(
+                "clips of few words slower than greedy decoding",
+                sum(clip["wall"] < 1 for clip in clips),
+                "clips",
+                len(clips),
+            ),
+            Quantity(
+                "audio decoded in a repeat",
+                sum(len(recording.samples) for recording in chosen) / SAMPLE_RATE,
+                "s",
+                count,
+            ),
         ),
-        stages=found["stages"],
-        depths={name: tuple(shares) for name, shares in found["depths"].items() if shares},
+        stages=alone.stages(),
+        depths=alone.depths,
         not_measured={"another engine": "--peer ctranslate2 was not given"},
-        details=found,
+        details={"clips": sorted(clips, key=lambda clip: clip["wall"])},
     )
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """The settings that all comparisons share."""
-
-    harness: TranscriptionHarness
-    repeats: int
-    batch_size: int
-    log: Log
-
-    def all_methods(self, medusa: Method, helpers: Sequence[Method], chosen: Sequence[Recording]) -> dict[str, Any]:
-        """Compare our method with greedy decoding by length, and with the other methods on long recordings."""
-        long = _long(chosen)
-        longest = [chosen[index] for index in long]
-        greedy, lookup = Method.greedy(), Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
-        helper = fastest(self.harness, helpers, [longest[0].samples]) if len(helpers) > 1 else helpers[0]
-        methods = [medusa, greedy, lookup, helper]
-        names = ", ".join(method.name for method in methods)
-        self.log(f"{len(chosen)} recordings, {len(longest)} of them long; methods: {names}")
-        singles = [[recording.samples] for recording in chosen]
-        watched, recorders = recorded(methods)
-        equal = self.harness.gate(watched, singles, self.log)
-        measured = self.harness.interleave(methods, singles, self.repeats, self.log)
-        of_length = {bin: [index for index, recording in enumerate(chosen) if recording.bin == bin] for bin in BINS}
-        return {
-            "recordings": len(chosen),
-            "stages": stages(measured, range(len(chosen))),
-            "depths": {name: recorder.shares() for name, recorder in recorders.items()},
-            "long": {"words": f"{LONG[0]} and more", **compare(measured, medusa, greedy, long)},
-            "curve": [
-                {
-                    "words": f"{low}-{high}" if (low, high) != LONG else f"{low}+",
-                    **compare(measured, medusa, greedy, indices),
-                }
-                for (low, high), indices in of_length.items()
-                if indices
-            ],
-            "clips": _clips(measured, medusa, greedy, of_length[SHORT], chosen),
-            "against": {
-                method.name: {
-                    "identical": sum(equal[method.name][index] for index in long),
-                    "of": len(long),
-                    **compare(measured, medusa, method, [index for index in long if equal[method.name][index]]),
-                }
-                for method in (lookup, helper)
-            },
-            "batch": self.batches([medusa, greedy], longest),
-            "seconds_of_audio": sum(len(recording.samples) for recording in chosen) / SAMPLE_RATE,
-        }
-
-    def batches(self, methods: Sequence[Method], longest: Sequence[Recording]) -> dict[str, Any]:
-        """Compare the first method with the second on long recordings in batches."""
-        groups = _groups(longest, self.batch_size)
-        self.harness.gate(methods, groups, self.log)
-        measured = self.harness.interleave(methods, groups, self.repeats, self.log)
-        return {"size": self.batch_size, **compare(measured, methods[0], methods[1], range(len(groups)))}
-
-    def sweep(self, drafter: Drafter, plans: dict[str, Nodes], longest: Sequence[Recording]) -> list[dict[str, Any]]:
-        """Compare each draft size with greedy decoding on long recordings, one by one and in batches."""
-        greedy, rows = Method.greedy(), []
-        drafted = [Method.drafted(name, drafter, nodes) for name, nodes in plans.items()]
-        singles = [[recording.samples] for recording in longest]
-        for size, groups in ((1, singles), (self.batch_size, _groups(longest, self.batch_size))):
-            for method in drafted:
-                self.harness.gate([method, greedy], groups, self.log)
-            measured = self.harness.interleave([greedy, *drafted], groups, self.repeats, self.log)
-            for method in drafted:
-                row = compare(measured, method, greedy, range(len(groups)))
-                rows.append(
-                    {
-                        "plan": method.name,
-                        "batch": size,
-                        "decoder": row["decoder"]["ratio"],
-                        "wall": row["wall"]["ratio"],
-                        "tokens_per_round": row["a_tokens_per_round"],
-                    }
-                )
-        return rows
 
 
 def _long(chosen: Sequence[Recording]) -> list[int]:
     """Return the indices of the recordings in the bin of the longest lengths, else of the longest recording."""
-    indices = [index for index, recording in enumerate(chosen) if recording.bin == LONG]
+    indices = [index for index, recording in enumerate(chosen) if recording.words >= LONG[0]]
     return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
 
 
@@ -271,26 +195,16 @@ def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recordi
     return given
 
 
-def _clips(
-    measured: Measurements, medusa: Method, greedy: Method, indices: Sequence[int], chosen: Sequence[Recording]
-) -> dict[str, Any]:
-    """Compare each short clip by itself: none should be slower than greedy decoding."""
-    rows = []
-    for index in indices:
-        wall = compare(measured, medusa, greedy, [index])["wall"]
-        rows.append({"name": chosen[index].name, "words": chosen[index].words, "wall": wall["median"]})
-    rows.sort(key=lambda row: row["wall"])
-    return {"words": f"{SHORT[1]} and fewer", "slower": sum(row["wall"] < 1 for row in rows), "each": rows}
-
-
-def _groups(longest: Sequence[Recording], size: int) -> list[list[Tensor]]:
+def in_batches(longest: Sequence[Tensor], size: int) -> list[list[Tensor]]:
     """Group long recordings into full batches of `size`; a single batch repeats recordings if there are too few."""
     count = max(1, len(longest) // size)
-    return [[longest[(batch * size + row) % len(longest)].samples for row in range(size)] for batch in range(count)]
+    return [[longest[(batch * size + row) % len(longest)] for row in range(size)] for batch in range(count)]
 
 
 def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
     """Return the assistant whose second call on the recordings has the fewest decoder seconds."""
+    if len(helpers) == 1:
+        return helpers[0]
     seconds = []
     for method in helpers:
         harness.measure(recordings, method)

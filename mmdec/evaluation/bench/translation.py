@@ -14,29 +14,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmdec import audio
-from mmdec.checks.arguments import check_threads
-from mmdec.checks.devices import check_device
 from mmdec.decode.watch import Stopwatch
-from mmdec.evaluation.bench.pairing import comparison, paired
+from mmdec.evaluation.bench.pairing import Paired, paired, prepared, quartiles
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
-from mmdec.evaluation.quality.harness import Log, dtype_of, no_log
+from mmdec.evaluation.quality.harness import Log, measured_on, no_log
+from mmdec.evaluation.quality.judge_transcription import Judge
 from mmdec.hub import DEFAULT_MODEL
-from mmdec.hub.provenance import hardware
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Source
 from mmdec.ops.dag_decode import LatticePath
-from mmdec.pipelines.threads import keep_threads
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import Translation, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
@@ -53,14 +50,6 @@ GATE_UNITS = 40
 GATE_SLACK = 1e-3  # of logits: the cached and the full pass round differently, so two near-equal units may change order
 
 
-class Judging(Protocol):
-    """Another system that translates a recording into text."""
-
-    @property
-    def name(self) -> str: ...
-    def translated(self, recording: Path) -> Any: ...
-
-
 def bench_speech(
     recordings: Sequence[Path],
     model: str = DEFAULT_MODEL,
@@ -68,7 +57,7 @@ def bench_speech(
     repeats: int = 15,
     device: str = "cpu",
     threads: int = 2,
-    judge: Judging | None = None,
+    judge: Judge | None = None,
     log: Log = no_log,
 ) -> BenchReport:
     """Time the shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
@@ -83,108 +72,48 @@ def bench_speech(
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
-    check_threads(threads)
-    check_device(device)
-    keep_threads(threads)
+    prepared(device, threads)
     translator = load(model, device)
     if translator.model.decoder is None:
         raise InputError(f"`model` must have a graph to compare, but '{model}' has none. Name one that was trained.")
     log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
     with torch.inference_mode():
-        curve = _curve(translator, recordings, seconds, repeats)
+        rows = _by_length(translator, recordings, seconds, repeats)
     log(f"{len(recordings)} recordings: {', '.join(TIMED)} against the baseline, then file to samples")
-    timed = {name: [_against_baseline(path, translator, name, repeats) for path in recordings] for name in TIMED}
+    against = {name: _against_baseline(recordings, translator, name, repeats) for name in TIMED}
     calls = [call for path in recordings for call in _calls(path, translator)]
+    rates = [1e3 * rate for rate, _ in calls]
     whole = _whole_calls(translator, recordings, repeats, judge, log)
-    machine = hardware(device=translator.device, dtype=dtype_of(translator.model), batch=1, threads=threads)
-    return _report(curve, timed, calls, whole, machine)
-
-
-def _report(
-    curve: Sequence[dict[str, Any]],
-    timed: Mapping[str, Sequence[dict[str, Any]]],
-    calls: Sequence[tuple[float, Mapping[str, float]]],
-    whole: Mapping[str, Any],
-    machine: dict[str, Any],
-) -> BenchReport:
-    """Build the report. machine: its description. curve: a row for each length. timed: a row for each recording, by
-    strategy. calls, whole: results of whole calls."""
-    verified = timed["verified"]
-    rates = [rate for rate, _ in calls]
-    stages = {
-        whole["subject"]: {stage: 1e3 * statistics.median(row[stage] for _, row in calls) for stage in calls[0][1]}
-    }
-    phones = sum(row["units"] for row in verified) / sum(row["passes"] for row in verified)
-    count = len(verified)
+    count = len(recordings)
+    stages = {stage: 1e3 * statistics.median(spent[stage] for _, spent in calls) for stage in calls[0][1]}
     return BenchReport(
         bench="speech",
         title="Speech translation: the graph against the autoregressive baseline",
-        hardware=machine,
+        hardware=measured_on(translator.model),
         exactness=(Exactness("units of verified and of autoregressive decoding", count, count),),
-        comparisons=(
-            *(comparison(row, "lookahead", "autoregressive", f"{row['seconds']:g} s, fixed lengths", "length",
-                         "after encoder", size=float(row["seconds"]), unit="s of source") for row in curve),
-            *(_together(rows, name) for name, rows in timed.items()),
-            *(
-                comparison(row[other], whole["subject"], other, f"{row['seconds']:g} s, whole calls", "length", end,
-                           size=float(row["seconds"]), unit="s of source")
-                for other, end in whole["sides"].items() for row in whole["rows"]
-            ),
-        ),
+        comparisons=(*rows, *(row for row, _ in against.values()), *whole.rows),
         quantities=(
-            Quantity("verified: units in each pass of the baseline", phones, "units", count),
-            Quantity("file to samples, for a second of source", 1e3 * statistics.median(rates), "ms", len(rates),
-                     high=1e3 * max(rates)),
-            *(Quantity(f"the same, {row['seconds']:g} s of speech", *row["rate"]) for row in whole["rows"]),
+            Quantity("verified: units in each pass of the baseline", against["verified"][1], "units", count),
+            Quantity(
+                *("file to samples, for a second of source", statistics.median(rates), "ms", len(rates)),
+                high=max(rates),
+            ),
+            *whole.rates,
         ),
-        stages=stages,
-        details={
-            "what": "shipped model; a = graph, lookahead; b = autoregressive baseline, greedy; after the encoder",
-            "curve": curve,
-            "graph": _recordings(timed["lookahead"], "lookahead"),
-            "reranked": _recordings(timed["reranked"], "reranked"),
-            "verified": {**_recordings(verified, "verified"), "units_per_pass": phones},
-            "wav_to_wav_per_second": {
-                "what": "seconds from the file's path to English samples, reading included, for a second of source",
-                "median": statistics.median(rates),
-                "worst": max(rates),
-                "n": len(rates),
-            },
-            "whole": whole,
-            "stages": stages,
-            "hardware": machine,
-        },
-    )  # fmt: skip
+        stages={translator.decoding.strategy: stages},
+        details={"texts of whole calls": whole.texts},
+    )
 
 
-def _recordings(rows: Sequence[Mapping[str, Any]], subject: str) -> dict[str, Any]:
-    return {
-        "what": f"whole recordings, linguistic seconds of translate_speech; a = {subject}; b = autoregressive",
-        "recordings": list(rows),
-        "median_ratio": statistics.median(row["ratio"] for row in rows),
-    }
-
-
-def _together(rows: Sequence[Mapping[str, Any]], subject: str) -> Comparison:
-    """Summarise several recordings in one row: the median of their ratios, and the extremes."""
-    ratios = [row["ratio"] for row in rows]
-    return Comparison(
-        subject, "autoregressive", "recordings", "all", "linguistic", statistics.median(ratios), min(ratios),
-        max(ratios), pairs=sum(row["n"] for row in rows), inputs=len(rows), spread="range",
-        subject_ms=statistics.median(row["a_ms"] for row in rows),
-        baseline_ms=statistics.median(row["b_ms"] for row in rows),
-    )  # fmt: skip
-
-
-def _curve(
+def _by_length(
     translator: SpeechTranslator, recordings: Sequence[Path], seconds: Sequence[float], repeats: int
-) -> list[dict[str, Any]]:
+) -> list[Comparison]:
     """Time the graph decoder against the baseline, after the encoder, for each source length in `seconds`."""
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
     first = _source(translator, sounds[0])
     gate(translator.baseline, first.states, first.lengths)
-    curve = []
+    rows = []
     for length in seconds:
         source = _source(translator, _joined(sounds, length))
         count = round(length * (UNITS_A_SECOND if source.heard is None else PIECES_A_SECOND))
@@ -195,10 +124,14 @@ def _curve(
         def baseline(source: Source = source, count: int = count) -> list[list[int]]:
             return translator.baseline.generate(source.states, source.lengths, count, min_length=count)
 
-        result = paired(graph, baseline, repeats, device)
-        vertices = int(network.lattice(source.states, source.lengths, source.sizes).lengths[0])
-        curve.append({"seconds": length, "vertices": vertices, "units": count, "passes": count + 1, **asdict(result)})
-    return curve
+        rows.append(
+            paired(graph, baseline, repeats, device).row(
+                *("lookahead", "autoregressive", f"{length:g} s, fixed lengths", "length", "after encoder"),
+                size=float(length),
+                unit="s of source",
+            )
+        )
+    return rows
 
 
 def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
@@ -221,16 +154,29 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
     return calls
 
 
+@dataclass
+class WholeCalls:
+    """Results of whole calls: the report's rows, our milliseconds for a second of source, what each side said."""
+
+    rows: list[Comparison] = field(default_factory=list)
+    rates: list[Quantity] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
 def _whole_calls(
-    translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judging | None, log: Log
-) -> dict[str, Any]:
-    """Time whole calls, from a file of speech to samples, against the baseline and the judge, which returns text."""
+    translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judge | None, log: Log
+) -> WholeCalls:
+    """Time whole calls, from a file of speech to samples, against the baseline and the judge, which returns text.
+
+    Recordings are joined end to end and cut.
+    """
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
     }
     if judge is not None:
         sides[judge.name] = ("file to samples, its to text", judge.translated)
-    sounds, rows = [audio.load_audio(path) for path in recordings], []
+    subject, found = translator.decoding.strategy, WholeCalls()
+    sounds, rows = [audio.load_audio(path) for path in recordings], {name: list[Comparison]() for name in sides}
     with TemporaryDirectory(prefix="mmdec-bench-") as folder:
         for seconds in WHOLE:
             log(f"whole calls on {seconds:g} s of speech against {' and '.join(sides)}")
@@ -243,20 +189,18 @@ def _whole_calls(
                 calls.append(stopwatch.lap())
                 return translation
 
-            row: dict[str, Any] = {"seconds": seconds, "said": ours().text}
-            for name, (_, run) in sides.items():
-                row[f"{name} said"] = run(path).text
-                row[name] = asdict(paired(ours, partial(run, path), repeats, translator.device))
-            rates = sorted(1e3 * call / seconds for call in calls[1:])
-            low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
-            row["rate"] = (middle, "ms", len(rates), low, high)
-            rows.append(row)
-    return {
-        "what": "recordings joined end to end and cut; a = the subject, b = the side that is named; with their texts",
-        "subject": translator.decoding.strategy,
-        "sides": {name: timed for name, (timed, _) in sides.items()},
-        "rows": rows,
-    }
+            found.texts[f"{subject}, {seconds:g} s"] = ours().text
+            for name, (timed, run) in sides.items():
+                found.texts[f"{name}, {seconds:g} s"] = run(path).text
+                row = paired(ours, partial(run, path), repeats, translator.device).row(
+                    *(subject, name, f"{seconds:g} s, whole calls", "length", timed), size=seconds, unit="s of source"
+                )
+                rows[name].append(row)
+            rates = [1e3 * call / seconds for call in calls[1:]]
+            low, middle, high = quartiles(rates)
+            found.rates.append(Quantity(f"the same, {seconds:g} s of speech", middle, "ms", len(rates), low, high))
+    found.rows = [row for group in rows.values() for row in group]
+    return found
 
 
 def _joined(sounds: Sequence[Tensor], seconds: float) -> Tensor:
@@ -266,26 +210,36 @@ def _joined(sounds: Sequence[Tensor], seconds: float) -> Tensor:
     return joined.repeat(-(-count // len(joined)))[:count]
 
 
-def _against_baseline(path: Path, translator: SpeechTranslator, strategy: str, repeats: int) -> dict[str, Any]:
-    """Time a strategy against autoregressive decoding on one recording. Both decode up to </s>.
+def _against_baseline(
+    recordings: Sequence[Path], translator: SpeechTranslator, strategy: str, repeats: int
+) -> tuple[Comparison, float]:
+    """Time a strategy against autoregressive decoding on whole recordings. Both decode up to </s>.
 
+    Returns the median of the recordings' ratios, with the extremes, as one row; and the baseline's units for each pass
+        of the strategy.
     Raises MmdecError if verified units differ from the baseline's.
     """
-
-    def verified() -> Translation:
-        return translate_speech(path, model=translator, strategy=strategy)
-
-    def baseline() -> Translation:
-        return translate_speech(path, model=translator, strategy="autoregressive")
-
-    first, plain = verified(), baseline()
-    if strategy == "verified" and first.units != plain.units:
-        raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
-    result = paired(
-        verified, baseline, repeats, translator.device, lambda translation: translation.timings["linguistic"]
+    pairs, units, passes = list[Paired](), 0, 0
+    for path in recordings:
+        drafted = partial(translate_speech, path, model=translator, strategy=strategy)
+        baseline = partial(translate_speech, path, model=translator, strategy="autoregressive")
+        first, plain = drafted(), baseline()
+        if strategy == "verified" and first.units != plain.units:
+            raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
+        pairs.append(paired(drafted, baseline, repeats, translator.device, lambda said: said.timings["linguistic"]))
+        units += plain.passes  # the baseline takes one pass for each unit, </s> included
+        passes += first.passes
+    ratios = [pair.ratio for pair in pairs]
+    together = Paired(
+        a_ms=statistics.median(pair.a_ms for pair in pairs),
+        b_ms=statistics.median(pair.b_ms for pair in pairs),
+        ratio=statistics.median(ratios),
+        low=min(ratios),
+        high=max(ratios),
+        n=sum(pair.n for pair in pairs),
     )
-    # The baseline takes one pass for each unit, </s> included.
-    return {"seconds": plain.seconds_source, "units": plain.passes, "passes": first.passes, **asdict(result)}
+    row = together.row(strategy, "autoregressive", "recordings", "all", "linguistic", spread="range")
+    return replace(row, inputs=len(pairs)), units / passes
 
 
 def bench_paper(
@@ -302,42 +256,35 @@ def bench_paper(
     duration. b is S2UT: 6 layers of width 512 over 1000 units, 25 units a second, greedy and with beams. Encoder and
     vocoder are not included; the encoder states are random, of the paper's shape.
     """
-    check_threads(threads)
-    check_device(device)
-    keep_threads(threads)
+    target = prepared(device, threads)
     torch.manual_seed(0)
-    target = check_device(device)
     config = DASpeechConfig()
     network = DASpeech(config, 76).eval().to(target)
     s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(target)
-    rows = []
+    rows: dict[str, list[Comparison]] = {"greedy": [], f"beam {beams}": []}
     with torch.inference_mode():
         memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # states of three seconds of sound
         gate(s2ut, memory, torch.tensor([75], device=target), GATE_UNITS)
         for length in seconds:
             log(f"{length:g} s of source")
-            rows.append(_paper_row(network, s2ut, length, beams, repeats))
-    machine = hardware(device=target, dtype=dtype_of(network), batch=1, threads=threads)
+            for name, found in _paper_pairs(network, s2ut, length, beams, repeats).items():
+                row = found.row(
+                    *("DASpeech", f"S2UT {name}", f"{length:g} s", "length", "decoders"),
+                    size=float(length),
+                    unit="s of source",
+                )
+                rows[name].append(row)
     return BenchReport(
         bench="paper",
         title="DASpeech of the paper's size against S2UT's decoder, random weights: time alone",
-        hardware=machine,
+        hardware=measured_on(network),
         exactness=(Exactness("cached decoding and one beam against the full pass", 1, 1),),
-        comparisons=tuple(
-            comparison(row[name], "DASpeech", f"S2UT {name}", f"{row['seconds']:g} s", "length", "decoders",
-                       size=float(row["seconds"]), unit="s of source")
-            for name in ("greedy", f"beam {beams}") for row in rows
-        ),
+        comparisons=tuple(row for group in rows.values() for row in group),
         not_measured={"quality": "the weights are random"},
-        details={
-            "what": "paper-sized, random weights, timing only; a = DAG and acoustic decoding; b = S2UT-shaped decoder",
-            "curve": rows,
-            "hardware": machine,
-        },
-    )  # fmt: skip
+    )
 
 
-def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Any]:
+def _paper_pairs(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Paired]:
     """Time both decoders for `length` seconds of source, with random encoder states of the paper's shape. beams: the
     width of S2UT's beam search."""
     target = next(network.parameters()).device
@@ -362,9 +309,8 @@ def _paper_row(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, re
         return s2ut.beam_search(states, sizes, beams, units, min_length=units)
 
     return {
-        "seconds": length,
-        "greedy": asdict(paired(parallel, greedy, repeats, target)),
-        f"beam {beams}": asdict(paired(parallel, beam, repeats, target)),
+        "greedy": paired(parallel, greedy, repeats, target),
+        f"beam {beams}": paired(parallel, beam, repeats, target),
     }
 
 

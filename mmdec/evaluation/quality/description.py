@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar, final
 
-import torch
-
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
-from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, dtype_of, no_log, quiet
+from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
 from mmdec.generation.run import DraftedBy
-from mmdec.hub.provenance import hardware
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.call import MAX_NEW_TOKENS, BatchError
 from mmdec.pipelines.description.answer import Description
@@ -227,9 +224,7 @@ def evaluate_vlm(
         "drafter": named,
         "batch_size": how.batch_size,
         **_report(answered, how.worst),
-        "hardware": hardware(
-            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=how.batch_size, threads=torch.get_num_threads()
-        ),
+        "hardware": measured_on(vlm.model, how.batch_size),
     }
 
 

@@ -23,8 +23,7 @@ from torch import Tensor
 from mmdec.decode.budget import Nodes
 from mmdec.decode.guard import ForwardingDrafter
 from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, DescriptionHarness, questions_of
-from mmdec.evaluation.quality.harness import Log, Method, dtype_of, no_log, parse_plan
-from mmdec.hub.provenance import hardware
+from mmdec.evaluation.quality.harness import Log, Method, measured_on, no_log, parse_plan
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.drafters import as_drafter
 from mmdec.pipelines.threads import keep_threads
@@ -133,9 +132,7 @@ def compare_drafters(
         "a_less_b": difference(sums["a"], sums["b"]),
         "a_less_a_shuffled": difference(sums["a"], sums["a shuffled"]),
         "b_less_b_shuffled": difference(sums["b"], sums["b shuffled"]),
-        "hardware": hardware(
-            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=BATCH, threads=torch.get_num_threads()
-        ),
+        "hardware": measured_on(vlm.model, BATCH),
     }
 
 

@@ -20,17 +20,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.decode.budget import Nodes
 from mmdec.decode.watch import Stopwatch, timed_passes
-from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, dtype_of, no_log, quiet
+from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.medusa import WEIGHTS
-from mmdec.hub.provenance import hardware
 from mmdec.hub.whisper import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
 from mmdec.pipelines.inputs import Audio, read
 from mmdec.pipelines.threads import keep_threads
@@ -148,11 +146,6 @@ class TranscriptionHarness(Harness[Tensor]):
         return TranscriptionRequest.of(self.whisper, plain, self.options, recordings, Spoken(language=self.language))
 
 
-def has_heads(whisper: LoadedWhisper) -> bool:
-    """Whether the model's folder holds Medusa heads."""
-    return whisper.directory is not None and (whisper.directory / HEADS / WEIGHTS).is_file()
-
-
 ENGLISH = ("en", "english")
 EVERY = 50  # utterances between two lines of progress
 
@@ -226,7 +219,6 @@ def evaluate_asr(
     harness = TranscriptionHarness(whisper, how.language, how.max_new_tokens)
     transcribed, measured = _decode_all(harness, methods, rows, how.batch_size, how.log)
     normalise, normaliser_name = normaliser(whisper.tokenizer, how.language)
-    network = whisper.model
     return {
         "model": whisper.directory.name if whisper.directory else "given",
         "split": "own recordings" if how.recordings else split,
@@ -236,9 +228,7 @@ def evaluate_asr(
         "language": how.language,
         "normaliser": normaliser_name,
         **_report(transcribed, measured, normalise, how.worst),
-        "hardware": hardware(
-            device=network.device, dtype=dtype_of(network), batch=how.batch_size, threads=torch.get_num_threads()
-        ),
+        "hardware": measured_on(whisper.model, how.batch_size),
     }
 
 
@@ -277,7 +267,8 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
 
 
 def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
-    if heads is None and not has_heads(whisper):
+    own = whisper.directory is not None and (whisper.directory / HEADS / WEIGHTS).is_file()
+    if heads is None and not own:
         return [Method.greedy()]
     drafted = Method.drafted("medusa", whisper.heads(heads), plan)
     return [drafted, Method.greedy()] if plain else [drafted]

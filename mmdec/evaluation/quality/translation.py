@@ -22,9 +22,8 @@ import torch
 from mmdec.audio import load_audio, resample
 from mmdec.checks.arguments import check_threads
 from mmdec.decode.watch import Stopwatch
-from mmdec.evaluation.quality.harness import Log, dtype_of, no_log
+from mmdec.evaluation.quality.harness import Log, measured_on, no_log
 from mmdec.hub.daspeech import DEFAULT_MODEL
-from mmdec.hub.provenance import hardware
 from mmdec.pipelines.translation.load import load
 from mmdec.pipelines.translation.translate import translate_speech
 from mmdec.training.corpora.admission import Admission
@@ -250,8 +249,7 @@ def own_systems(
     runs = {
         strategy: partial(translate_speech, model=loaded, strategy=strategy, threads=threads) for strategy in strategies
     }
-    machine = hardware(device=loaded.device, dtype=dtype_of(loaded.model), batch=1, threads=threads)
-    return Systems(loaded.name, runs, machine)
+    return Systems(loaded.name, runs, measured_on(loaded.model, threads=threads))
 
 
 def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: metrics.Lexicon | None) -> dict[str, Any]:
@@ -333,12 +331,8 @@ def _translate(system: System, clip: Path) -> Output:
     seconds = stopwatch.lap()
     samples = spoken.audio
     if samples is not None and spoken.sample_rate != SAMPLE_RATE:
-        samples = _resampled(samples, spoken.sample_rate)
+        samples = resample(torch.from_numpy(np.asarray(samples, np.float32)), spoken.sample_rate).numpy()
     return Output(spoken.text, tuple(spoken.units), samples, dict(spoken.timings), seconds)
-
-
-def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
-    return resample(torch.from_numpy(np.asarray(samples, np.float32)), rate).numpy()
 
 
 def _seconds(path: Path) -> float:
@@ -349,18 +343,11 @@ def _seconds(path: Path) -> float:
         return 0.0
 
 
-class HasAudio(Protocol):
-    """A translation with samples (T,) of 16 kHz; None if there is no speech."""
-
-    @property
-    def audio(self) -> np.ndarray | None: ...
-
-
 def add_asr_bleu(
     report: dict[str, Any],
     judge: English,
     rows: Sequence[Source],
-    outputs: Mapping[str, Sequence[HasAudio]],
+    outputs: Mapping[str, Sequence[Output]],
     log: Log,
 ) -> None:
     """Add ASR-BLEU and ASR-chrF of each system that speaks to the report. Lower bounds are ASR-BLEU of shuffled

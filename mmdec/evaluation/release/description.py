@@ -21,10 +21,10 @@ from mmdec.drafters.registry import auto_names
 from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, evaluate_vlm, questions_of
 from mmdec.evaluation.quality.drafter_pairs import BATCH as DRAFTED_TOGETHER
 from mmdec.evaluation.quality.drafter_pairs import counts, difference
-from mmdec.evaluation.quality.harness import dtype_of
+from mmdec.evaluation.quality.harness import measured_on
 from mmdec.evaluation.release.promotable import Card, Promotable, Report, Setting, rate_cell
 from mmdec.hub.drafters import CONFIG, PICTURE, load_drafter, read_network
-from mmdec.hub.provenance import CARD, hardware, weights
+from mmdec.hub.provenance import CARD, weights
 from mmdec.hub.publish import PROVENANCE
 from mmdec.hub.vlm import load_vlm
 from mmdec.nn.fingerprint import fingerprint
@@ -88,9 +88,7 @@ def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
         "model": setting.home.name,
         "base": fingerprint(vlm.model),
         "tokens_per_round": difference(totals, np.zeros_like(totals)),  # subtracts zero, only to get the interval
-        "hardware": hardware(
-            device=vlm.model.device, dtype=dtype_of(vlm.model), batch=DRAFTED_TOGETHER, threads=setting.threads
-        ),
+        "hardware": measured_on(vlm.model, DRAFTED_TOGETHER),
     }
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 from mmdec.evaluation.quality.transcription import evaluate_asr
 from mmdec.evaluation.release.promotable import Card, Promotable, Report, Setting, rate_cell, split_cell
 
-PLAN = (
-    16,
-    6,
-)  # nodes and depth of each tree: fixed, because a learned plan depends on the machine's speed
+PLAN = (16, 6)  # nodes and depth of each tree: fixed, because a learned plan depends on the machine's speed
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:

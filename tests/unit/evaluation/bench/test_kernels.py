@@ -26,21 +26,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_gets_its_rows() -> None:
     found = bench_kernels.bench_kernels(repeats=2)
     check_form(found)
-    report = found.details
-    assert report["why_not"]
-    (attention,) = report["tree_attention"]
-    assert set(attention["against"]) == {"SDPA, dense mask, heads repeated", "SDPA, dense mask, FORCE_GQA"}
-    rows = [*attention["against"].values(), *report["kv_gather"]["against"].values()]
-    assert [row["what"] for row in report["dag"]] == ["forward", "forward and backward"]
-    kinds = [(row["dtype"], row["batch"]) for row in (attention, report["kv_gather"], *report["dag"])]
-    assert kinds == [("float32", 1), ("float32", 1), ("float32", 2), ("float32", 2)]
-    assert report["hardware"]["batch"] == [1, 2]
-    for row in report["dag"]:
-        assert row["least_cpu_ms"] > 0
-        rows += row["against"].values()
-    assert all(row["n"] == 2 and row["ratio"] > 0 for row in rows)
-    assert [row.times for row in found.comparisons] == [row["ratio"] for row in rows]
-    assert found.not_measured == {"GPU kernels": report["why_not"]}
+    assert {row.baseline for row in found.comparisons if row.subject == "tree attention"} == {
+        "SDPA, dense mask, heads repeated",
+        "SDPA, dense mask, FORCE_GQA",
+    }
+    assert [row.timed for row in found.comparisons] == ["call", "call", "call", "forward", "forward and backward"]
+    assert all(row.pairs == 2 and row.times > 0 for row in found.comparisons)
+    assert (found.hardware["dtype"], found.hardware["batch"]) == ("float32", [1, 2])
+    assert found.not_measured.keys() == {"GPU kernels"}
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,14 +76,12 @@ def test_a_gpu_that_is_not_the_current_one_is_timed_on_its_own_stream(monkeypatc
 def test_caches_are_counted() -> None:
     found = bench_compressor("small", (40,), ("pool", "text-only", "conv"), repeats=1, threads=1)
     check_form(found)
-    report = found.details
     text = BEFORE + AFTER
-    assert [row["columns"] for row in report["rows"]] == [[text + 40, text + left] for left in (2, 0, 14)]
-    for row in report["rows"]:
-        assert row["cache"] == row["columns"][1] / row["columns"][0]
-        assert row["prompt"]["n"] == row["round"]["n"] == 1
-    assert found.comparisons[0].times == 1 / report["rows"][0]["prompt"]["ratio"]  # of SpecVLM, which is b there
-    assert [entry.value for entry in found.quantities] == [100 * row["cache"] for row in report["rows"]]
+    assert [entry.value for entry in found.quantities] == [
+        pytest.approx(100 * (text + left) / (text + 40)) for left in (2, 0, 14)
+    ]
+    assert [row.timed for row in found.comparisons] == ["prompt", "round"] * 3
+    assert all(row.pairs == 1 and row.baseline == "EAGLE-2" for row in found.comparisons)
 
 
 @pytest.mark.parametrize("accepted", [0, 3])

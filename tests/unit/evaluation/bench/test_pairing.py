@@ -8,37 +8,54 @@ import torch
 import mmdec
 from mmdec.decode.tree import trees_from_lists
 from mmdec.drafters.registry import named_drafter
-from mmdec.evaluation.bench.pairing import DepthRecorder, comparison, comparisons, middle, recorded, turned
+from mmdec.evaluation.bench.pairing import DepthRecorder, Group, Timed, length_groups, recorded, task_groups
 from mmdec.evaluation.quality.harness import Method
 from mmdec.types import Scores, Verdict
-from tests.support.bench_findings import compared, paired
+from tests.support.bench_findings import compared, measurement, paired
 from tests.support.tiny_text import language_model
 
 
 def test_runs_give_a_row_for_each_clock() -> None:
-    rows = comparisons(compared(2.64, 2.18, 4.19), "medusa", "greedy", "40+ words", "length", size=40.0, unit="words")
+    rows = compared("medusa", "greedy", "40+ words", "length", 2.64, 2.18, 4.19, size=40.0, unit="words")
     assert [row.timed for row in rows] == ["decoder", "wall clock"]
-    assert [row.times for row in rows] == [2.64, 2.18]
+    assert [row.times for row in rows] == pytest.approx([2.64, 2.18])
     row = rows[0]
     assert (row.size, row.unit, row.kind, row.inputs, row.pairs) == (40.0, "words", "length", 4, 8)
-    assert (row.subject_ms, row.baseline_ms, row.tokens_per_round) == (250.0, 660.0, 4.19)
-    assert comparisons({"n": 0}, "eagle", "plain", "all", "all") == []  # nothing was timed
+    assert (row.subject_ms, row.baseline_ms, row.tokens_per_round) == pytest.approx((250.0, 660.0, 4.19))
+
+
+def test_inputs_where_the_baseline_differs_are_left_out() -> None:
+    ours, theirs = [measurement(1.0, 1.0, 3, 6)], [measurement(2.0, 4.0)]
+    wrong = [measurement(9.0, 9.0)]
+    found = Timed({"a": [ours, ours], "b": [theirs, wrong]}, {"b": [True, False]}, {}, "processor")
+    assert [(row.timed, row.times, row.inputs) for row in found.rows("a", "b", Group("all", "all", [0, 1]))] == [
+        ("processor", 2.0, 1),
+        ("wall clock", 4.0, 1),
+    ]
+    assert found.rows("a", "b", Group("second", "all", [1])) == []
 
 
 def test_pairs_are_turned() -> None:
-    wrong = comparison(turned(paired(1.1)), "always wrong", "plain generate", "2M", "all", "wall clock")
+    wrong = paired(1.1).turned().row("always wrong", "plain generate", "2M", "all", "wall clock")
     assert wrong.times == pytest.approx(1 / 1.1)
     assert wrong.low == pytest.approx(1 / (1.25 * 1.1))
     assert wrong.high == pytest.approx(1 / (0.9 * 1.1))
     assert (wrong.subject_ms, wrong.baseline_ms, wrong.pairs) == (11.0, 10.0, 5)
 
 
-@pytest.mark.parametrize(
-    ("group", "size"),
-    [("11-20 words", 15.5), ("1-8 tokens", 4.5), ("40+ words", 40.0), ("all", None), ("task 7", None)],
-)
-def test_a_group_of_lengths_has_a_middle(group: str, size: float | None) -> None:
-    assert middle(group) == size
+def test_inputs_are_grouped_by_length_and_by_task() -> None:
+    groups = length_groups([1, 8, 11, 90, 9], ((1, 8), (9, 39), (40, 100)), "tokens")
+    assert [(group.name, group.size, group.indices) for group in groups] == [
+        ("1-8 tokens", 4.5, [0, 1]),
+        ("9-39 tokens", 24.0, [2, 4]),
+        ("40+ tokens", 40.0, [3]),
+    ]
+    groups = task_groups(["b", "a", "b"])
+    assert [(group.name, group.kind, [*group.indices]) for group in groups] == [
+        ("all", "all", [0, 1, 2]),
+        ("task a", "task", [1]),
+        ("task b", "task", [0, 2]),
+    ]
 
 
 def verdict(paths: list[list[int]]) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -51,15 +51,15 @@ def test_a_cpu_gets_its_rows_and_says_what_a_gpu_would_have() -> None:
     fast = "fast pass, fixed shapes without graphs"
     assert kinds == [("tree attention", "draft's pass"), (fast, "round"), (fast, "draft's pass")]
     for row in report["rows"]:
-        assert row["pair"]["n"] == 2
-        assert row["pair"]["ratio"] > 0
+        assert row["pair"].n == 2
+        assert row["pair"].ratio > 0
         assert (row["dtype"], row["batch"]) == ("float32", 1)
     round_, pass_ = (row["pair"] for row in report["rows"][1:])
-    assert round_["a_ms"] > pass_["a_ms"]  # the pass is part of the round
+    assert round_.a_ms > pass_.a_ms  # the pass is part of the round
     assert report["rows"][1]["equal_texts"]
     reason = "the CPU was asked for" if torch.cuda.is_available() else "no GPU"
-    assert set(report["not_measured"].values()) == {reason}
-    assert [name.split()[0] for name in report["not_measured"]] == ["7B", "small"]
+    assert set(found.not_measured.values()) == {reason}
+    assert [name.split()[0] for name in found.not_measured] == ["7B", "small"]
     assert [row.subject for row in found.comparisons] == [subject for subject, _ in kinds]
 
 
@@ -165,8 +165,10 @@ def test_a_fast_pass_that_is_off_is_not_measured(monkeypatch: pytest.MonkeyPatch
     assert list(missing.values()) == ["MMDEC_GRAPHS=0 keeps them off"]
 
 
-def test_sizes_are_options() -> None:
-    sizes = bench_passes.sizes_for("cpu", text="7B", prefix=512)
-    assert sizes == replace(SIZES, text="7B", prefix=512)
+def test_sizes_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("text_pass", "speech_rounds"):
+        monkeypatch.setattr(bench_passes, part, lambda *given: ([], {}))
+    found = bench_passes.bench_passes("7B", 512)
+    assert found.details["sizes"] == asdict(replace(SIZES, text="7B", prefix=512))
     for wrong in (["--text", "70B"], ["--speech", "huge"]):
         assert isinstance(CliRunner().invoke(app, ["passes", *wrong]).exception, InputError)

@@ -1,11 +1,12 @@
-"""Dtypes of networks."""
+"""A measurement says what it was made with."""
 
 from __future__ import annotations
 
 import torch
 
-from mmdec.evaluation.quality.harness import dtype_of
+from mmdec.evaluation.quality.harness import measured_on
 
 
-def test_a_networks_dtype() -> None:
-    assert dtype_of(torch.nn.Linear(1, 1).to(torch.bfloat16)) == torch.bfloat16
+def test_a_networks_dtype_and_the_threads_are_told() -> None:
+    machine = measured_on(torch.nn.Linear(1, 1).to(torch.bfloat16), (1, 8), threads=3)
+    assert [machine[name] for name in ("dtype", "target", "batch", "threads")] == ["bfloat16", "cpu", [1, 8], 3]
