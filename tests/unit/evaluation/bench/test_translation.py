@@ -137,7 +137,7 @@ def test_the_paper_sized_timing_is_gated(monkeypatch: pytest.MonkeyPatch) -> Non
         part, _, key = name.partition(".")
         if key:
             sizes[part][key] = value
-    monkeypatch.setattr(DASpeechConfig, "paper", lambda: DASpeechConfig.from_dict(sizes))
+    monkeypatch.setattr(bench, "DASpeechConfig", lambda: DASpeechConfig.from_dict(sizes))
     monkeypatch.setattr(bench, "S2UT", ArConfig(d_model=16, ffn=16, heads=2, layers=1))
     gated: list[int] = []
     gate = bench.gate
