@@ -204,6 +204,20 @@ def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[
     return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
 
 
+def sized_batches(order: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Group items, in this order, into batches of at most `most`, padding included: the number of items times the
+    largest size. sizes: of all items, by their index."""
+    batches: list[list[int]] = [[]]
+    largest = 0
+    for item in order:
+        largest = max(largest, sizes[item])
+        if batches[-1] and largest * (len(batches[-1]) + 1) > most:
+            batches.append([])
+            largest = sizes[item]
+        batches[-1].append(item)
+    return batches
+
+
 def token_weight(count: Tensor) -> Tensor:
     """Return the factor on this process's mean loss over `count` tokens, with which the average over processes is the
     mean over all tokens: count / (the mean count of all processes).

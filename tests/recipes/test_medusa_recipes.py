@@ -217,7 +217,6 @@ def test_heads_go_on_from_saved_ones(base: Path, corpus: Path):
     ("more", "match"),
     [
         (("--model.init_args.start=nowhere",), "heads.safetensors"),
-        (("--model.init_args.weights=[1.0, 1.0]",), "`weights` must be 3 numbers"),
         (("--data.init_args.corpus=nowhere",), "`root` must hold"),
         (("--data.init_args.train_split=train-other",), "`root` must hold 'train-other'"),
         (("--data.init_args.language=xx",), "`language` must be one of the model's, de, en"),

@@ -155,7 +155,7 @@ def test_the_voice_can_be_learnt(corpus: Path, tmp_path: Path):
     )
     tts, units = load_acoustic(tmp_path)
     held = EnglishSpeech(corpus, "dev")
-    ids, targets = held.batch([0, 1], {unit: number for number, unit in enumerate(units)})
+    ids, targets = held.batch([0, 1], units)
     with torch.inference_mode():
         output = tts(tts.embed(ids), targets.lengths)
     total = targets.durations.sum(1).float()

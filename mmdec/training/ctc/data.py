@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from mmdec.phonetics.pieces import HEARD, Pieces, heard
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.corpora.text_files import held_sources, read_training_pairs, sentence_key
 from mmdec.training.ctc.states import Distortion, keep_states, load_speech_encoder, state_name
-from mmdec.training.optim import rows_of
+from mmdec.training.optim import rows_of, sized_batches
 from mmdec.training.stores import FrameStore
 from mmdec.types import InputError
 
@@ -33,8 +33,8 @@ class CtcBatch:
 
 
 class KeptStates(Dataset[CtcBatch]):
-    """A dataset of batches: it reads the states of a batch from the store when the batch is asked for.
-    texts: ids of each sound's pieces, by name. batches: the names in each."""
+    """Batches whose states are read from the store when they are asked for. texts: ids of each sound's pieces, by name.
+    batches: the names in each."""
 
     def __init__(self, store: FrameStore, texts: dict[str, list[int]], batches: Sequence[Sequence[str]]) -> None:
         self.store, self.texts, self.batches = store, texts, batches
@@ -55,71 +55,51 @@ class KeptStates(Dataset[CtcBatch]):
         )
 
 
-@dataclass(frozen=True)
-class EpochBatches:
-    """Groups the recordings of a store into batches that all processes share. A process's part of a batch has at most
-    `states` encoder states, padding included."""
-
-    store: FrameStore
-    states: int
-    seed: int
-    processes: int = 1
-
-    def epoch(self, names: list[str], epoch: int, steps: int) -> list[list[str]]:
-        """Draw `steps` batches of names, others in each epoch. All recordings are used once before one is repeated."""
-        batches: list[list[str]] = []
-        turn = 0
-        while len(batches) < steps:
-            drawn = self.of(names, np.random.default_rng([self.seed, epoch, turn]))
-            shared = [batch for batch in drawn if len(batch) >= self.processes]  # so that each process gets a row
-            if not shared:
-                raise InputError(
-                    f"`batch_states` must hold a recording for each of {self.processes} processes, but no batch has so "
-                    "many. Raise it, add recordings, or train in one process."
-                )
-            batches += shared
-            turn += 1
-        return batches[:steps]
-
-    def of(self, names: list[str], draw: np.random.Generator | None) -> list[list[str]]:
-        """Group all names into batches of about equal length; in random order if `draw` is given, else by length."""
-        noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
-        length = {name: self.store.length(name) for name in names}
-        order = sorted(range(len(names)), key=lambda at: np.log(length[names[at]]) + noise[at])
-        batches: list[list[str]] = [[]]
-        longest = 0
-        for at in order:
-            longest = max(longest, length[names[at]])
-            if batches[-1] and longest * (len(batches[-1]) + 1) > self.states * self.processes:
-                batches.append([])
-                longest = length[names[at]]
-            batches[-1].append(names[at])
-        return batches if draw is None else [batches[at] for at in draw.permutation(len(batches))]
-
-
 class StoredBatches(LightningDataModule):
-    """The loaders that the data modules of CTC heads share. A subclass's `setup` sets the fields."""
+    """The loaders that the data modules of CTC heads share. A subclass's `setup` sets the fields.
+
+    A process's part of a batch has at most `batch_states` encoder states, padding included.
+    """
 
     store: FrameStore
     texts: dict[str, list[int]]  # ids of the pieces of each training sound's transcript, by its name
     dev_texts: dict[str, list[int]]
-    batches: EpochBatches
+    batch_states: int
     steps_per_epoch: int
+    seed: int
 
     def train_dataloader(self) -> DataLoader:
         """Load batches of about equal length, drawn anew in each epoch. All recordings are used once before one
         is repeated."""
         assert self.trainer is not None
-        world = self.trainer.world_size
-        batches = replace(self.batches, processes=world).epoch(
-            list(self.texts), self.trainer.current_epoch, self.steps_per_epoch
-        )
-        mine = rows_of(batches, self.trainer.global_rank, world)
+        world, names = self.trainer.world_size, list(self.texts)
+        batches: list[list[str]] = []
+        turn = 0
+        while len(batches) < self.steps_per_epoch:
+            draw = np.random.default_rng([self.seed, self.trainer.current_epoch, turn])
+            shared = [batch for batch in self.grouped(names, draw, world) if len(batch) >= world]
+            if not shared:
+                raise InputError(
+                    f"`batch_states` must hold a recording for each of {world} processes, but no batch has so many. "
+                    "Raise it, add recordings, or train in one process."
+                )
+            batches += shared
+            turn += 1
+        mine = rows_of(batches[: self.steps_per_epoch], self.trainer.global_rank, world)
         return DataLoader(KeptStates(self.store, self.texts, mine), batch_size=None, shuffle=False)
 
     def val_dataloader(self) -> DataLoader:
-        batches = self.batches.of(list(self.dev_texts), None)
+        batches = self.grouped(list(self.dev_texts))
         return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
+
+    def grouped(self, names: list[str], draw: np.random.Generator | None = None, world: int = 1) -> list[list[str]]:
+        """Group all names into batches of about equal length for `world` processes; in random order if `draw` is given,
+        else by length."""
+        noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
+        lengths = [self.store.length(name) for name in names]
+        order = sorted(range(len(names)), key=lambda at: np.log(lengths[at]) + noise[at])
+        batches = [[names[at] for at in batch] for batch in sized_batches(order, lengths, self.batch_states * world)]
+        return batches if draw is None else [batches[at] for at in draw.permutation(len(batches))]
 
 
 class SentenceData(StoredBatches, LightningDataModule):
@@ -196,6 +176,5 @@ class SentenceData(StoredBatches, LightningDataModule):
         train_views = [(row, view) for view in views for row in train]
         encoder = load_speech_encoder(self.encoder, self.top)
         self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
-        self.batches = EpochBatches(self.store, self.batch_states, self.seed)
         self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
         self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +23,10 @@ from mmdec.decode.tree import single
 from mmdec.drafters.ctc import Ctc
 from mmdec.hub.ctc import HeardTokens, piece_ngram, save_ctc, token_merges
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.nn.ctc_head import CtcHead
 from mmdec.nn.token_pieces import FIRST, TokenPieces
-from mmdec.training.checkpoints import load_averaged
+from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.ctc.module import CtcModule
+from mmdec.training.ctc.module import load_module
 from mmdec.training.ctc.states import CLEAN
 from mmdec.training.ctc.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
 from mmdec.training.metrics.text import rate, word_edits
@@ -74,17 +72,6 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
         rounds, drafted = rounds + 1, drafted + len(draft)
 
 
-def load_head(checkpoint: Path, average: int = 1) -> CtcHead:
-    """Load the head from a training checkpoint, or from the average of a folder's last `average` checkpoints."""
-
-    def build(options: dict[str, Any]) -> CtcModule:
-        return CtcModule(**{**options, "start": None})
-
-    files = sorted(checkpoint.glob("*.ckpt"), key=lambda file: file.stat().st_mtime)[-average:]
-    module, _ = load_averaged(build, files if checkpoint.is_dir() else [checkpoint])
-    return module.head.eval()
-
-
 def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
     """Collect the token ids of a Whisper that its CTC drafter needs.
 
@@ -120,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
     given = parser.parse_args(arguments)
     try:
-        whisper, head = load_whisper(given.model), load_head(given.checkpoint, given.average)
+        whisper, checkpoint = load_whisper(given.model), given.checkpoint
+        files = newest(checkpoint, given.average) if checkpoint.is_dir() else [checkpoint]
+        head = load_module(files)[0].head
         pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
         tokens = heard_tokens(whisper, given.base, given.languages)
         texts = [line for path in given.text for line in path.read_text(encoding="utf-8").splitlines()]
@@ -149,7 +138,12 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
         for size, rows in results.items():
             plan = Plan(size, size, threshold=given.threshold)
             rows.append(rounds_of(drafter, states, reader.prompt(given.language), text, plan))
-        edits.append(word_edits(_words(whisper, text, reader.first_time), _heard(drafter, states)))
+        with torch.inference_mode():
+            logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
+        path = logits[0].argmax(-1).unique_consecutive().tolist()
+        heard = b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST).decode("utf-8", "replace")
+        words = [token for token in text if token < reader.first_time]
+        edits.append(word_edits(str(whisper.tokenizer.decode(words, skip_special_tokens=True)), heard))
         each = "  ".join(f"{rows[-1].tokens / max(rows[-1].rounds, 1):5.2f}" for rows in results.values())
         print(f"{each}  {window.name}", flush=True)
     wrong = rate(edits)
@@ -157,18 +151,6 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
     for size, rows in results.items():
         tokens, rounds, drafted = (sum(getattr(row, name) for row in rows) for name in ("tokens", "rounds", "drafted"))
         print(f"chains of {size}: {tokens / max(rounds, 1):.2f} tokens a round, {drafted / max(rounds, 1):.2f} drafted")
-
-
-def _heard(drafter: Ctc, states: Tensor) -> str:
-    """Return the text that the head decodes from encoder states (S, D)."""
-    with torch.inference_mode():
-        logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
-    path = logits[0].argmax(-1).unique_consecutive().tolist()
-    return b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST).decode("utf-8", "replace")
-
-
-def _words(whisper: LoadedWhisper, text: Sequence[int], first_time: int) -> str:
-    return str(whisper.tokenizer.decode([token for token in text if token < first_time], skip_special_tokens=True))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc.module import load_module
 from mmdec.training.ctc.states import SpeechEncoder, WhisperReader, load_speech_encoder
-from mmdec.training.metrics.text import Edits, rate, word_edits
+from mmdec.training.metrics.text import rate, word_edits
 from mmdec.types import told
 
 
@@ -68,13 +68,6 @@ def words(text: str) -> str:
     return heard(text).replace("?", " ").replace("'", "' ")
 
 
-def errors(pieces: Pieces, text: str, wrote: str, found: Sequence[int]) -> tuple[Edits, Edits]:
-    """Count the word edits and piece edits of one recording. text: the reference. wrote: the head's text. found: the
-    head's pieces."""
-    wanted = pieces.encode(heard(text))
-    return word_edits(words(text), words(wrote)), word_edits(" ".join(map(str, wanted)), " ".join(map(str, found)))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number, row in enumerate(rows):
         found = ears.written(row.path)
         text = pieces.decode(found)
-        counts.append(errors(pieces, row.text, text, found))
+        wanted = pieces.encode(heard(row.text))
+        of_pieces = word_edits(" ".join(map(str, wanted)), " ".join(map(str, found)))
+        counts.append((word_edits(words(row.text), words(text)), of_pieces))
         if number < given.show:
             print(f"{heard(row.text)}\t{text}")
     for name, column in zip(("words", "pieces"), zip(*counts, strict=True), strict=True):

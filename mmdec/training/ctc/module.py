@@ -18,8 +18,7 @@ from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
 from mmdec.training.checkpoints import keep_options, load_averaged, read_start
 from mmdec.training.ctc.data import CtcBatch
 from mmdec.training.ctc.states import STATES
-from mmdec.training.daspeech.losses import ctc_loss
-from mmdec.training.daspeech.module import load_network
+from mmdec.training.daspeech.module import ctc_loss, load_network
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, seed_step
 from mmdec.types import InputError
@@ -114,20 +113,16 @@ class CtcModule(LightningModule):
         steps = torch.arange(size)
         return ((steps >= begins) & (steps < begins + spans)).any(1)
 
-    def loss(self, logits: Tensor, lengths: Tensor, batch: CtcBatch) -> Tensor:
-        """Compute the CTC loss of a batch from the logits (B, F, V) of `lengths` (B,) frames."""
-        return ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
-
     def training_step(self, batch: CtcBatch, batch_idx: int) -> Tensor:
-        logits, lengths = self(batch)
-        loss = self.loss(logits, lengths, batch)
+        loss = ctc_loss(*self(batch), batch.pieces, batch.piece_lengths)
         self.log("train/ctc", loss.detach(), batch_size=len(batch.rows), sync_dist=True)
         self.log("step", float(self.global_step))
         return loss
 
     def validation_step(self, batch: CtcBatch, batch_idx: int) -> None:
         logits, lengths = self(batch)
-        self.log("dev/ctc", self.loss(logits, lengths, batch), batch_size=len(batch.rows), sync_dist=True)
+        loss = ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
+        self.log("dev/ctc", loss, batch_size=len(batch.rows), sync_dist=True)
         counts = batch.piece_lengths.tolist()
         wanted = [row[:count] for row, count in zip(batch.pieces.tolist(), counts, strict=True)]
         written = collapse(logits.argmax(-1), lengths)
@@ -145,6 +140,5 @@ class CtcModule(LightningModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
-    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
-    step."""
+    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
     return load_averaged(lambda options: CtcModule(**{**options, "start": None}), checkpoints)

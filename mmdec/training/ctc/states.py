@@ -4,7 +4,7 @@ by rooms, noise or a telephone."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -166,16 +166,6 @@ def state_name(row: Utterance, view: int) -> str:
     return f"{row.path.parent.name}/{row.path.stem}@{view}"
 
 
-def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
-    """Load the 16 kHz samples of one version of a recording: as it is for `view` 0, else distorted. The distortion's
-    random seed follows from the recording's name and `view`."""
-    sound = load_audio(row.path)
-    if view == 0:
-        return sound
-    seed = int.from_bytes(hashlib.blake2b(state_name(row, view).encode(), digest_size=8).digest())
-    return torch.from_numpy(distort(sound.numpy(), how, np.random.default_rng(seed)))
-
-
 def keep_states(
     rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, how: Distortion
 ) -> FrameStore:
@@ -192,16 +182,20 @@ def keep_states(
     size = seconds * STATES * store.width * 2 / 1e9
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), CHUNK):
-        for batch in by_length(missing[start : start + CHUNK], how):
+        sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in missing[start : start + CHUNK]]
+        sounds.sort(key=lambda item: len(item[1]))  # a batch has sounds of about equal length: there is little padding
+        for begin in range(0, len(sounds), BATCH):
+            batch = sounds[begin : begin + BATCH]
             states, counts = encoder.read([sound for _, sound in batch], TAIL)
             store.add({name: states[at, : counts[at]] for at, (name, _) in enumerate(batch)})
     return store
 
 
-def by_length(rows: Sequence[tuple[Utterance, int]], how: Distortion) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield batches of (name, sound) of these (recording, view). A batch has sounds of about equal length, so that
-    there is little padding."""
-    sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in rows]
-    sounds.sort(key=lambda item: len(item[1]))
-    for start in range(0, len(sounds), BATCH):
-        yield sounds[start : start + BATCH]
+def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
+    """Load the 16 kHz samples of one version of a recording: as it is for `view` 0, else distorted. The distortion's
+    random seed follows from the recording's name and `view`."""
+    sound = load_audio(row.path)
+    if view == 0:
+        return sound
+    seed = int.from_bytes(hashlib.blake2b(state_name(row, view).encode(), digest_size=8).digest())
+    return torch.from_numpy(distort(sound.numpy(), how, np.random.default_rng(seed)))

@@ -29,7 +29,7 @@ from mmdec.nn.token_pieces import MARK, TokenPieces, frequent_tokens
 from mmdec.nn.whisper_encoder import STEP, whisper_mel
 from mmdec.targets.whisper_call import context_frames, encode
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.ctc.data import EpochBatches, StoredBatches
+from mmdec.training.ctc.data import StoredBatches
 from mmdec.training.ctc.states import Distortion, distort
 from mmdec.training.medusa.data import ends, own_text
 from mmdec.training.stores import FrameStore, TokenStore
@@ -162,12 +162,16 @@ class WindowReader:
     def states(self, sounds: Sequence[Tensor]) -> Tensor:
         """Compute the encoder states (B, S, D) of 16 kHz samples, each (T,) and padded to a whole window."""
         model = self.whisper.model
-        size = model.config.max_source_positions * STEP
-        samples = (F.pad(sound[:size], (0, max(size - len(sound), 0))) for sound in sounds)
-        features = torch.cat([whisper_mel(row[None], model.config.num_mel_bins) for row in samples])
+        features = torch.cat([self._features(sound) for sound in sounds])
         with torch.autocast(features.device.type, torch.bfloat16):  # states are stored in half precision anyway
             states = torch.cat([model.model.encoder(row[None]).last_hidden_state for row in features])
         return states.float()
+
+    def _features(self, sound: Tensor) -> Tensor:
+        """Compute the log mel (1, mels, frames) of samples (T,), padded or cut to a whole window."""
+        config = self.whisper.model.config
+        window = F.pad(sound, (0, config.max_source_positions * STEP - len(sound)))
+        return whisper_mel(window[None], config.num_mel_bins)
 
     @torch.inference_mode()
     def agreed(self, window: JoinedWindow, how: Distortion, least: float) -> tuple[str, Tensor, list[int]] | None:
@@ -183,9 +187,7 @@ class WindowReader:
         known = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
         sound, prompt = window.sound(how), [*self.prompt(window.language), first]
         known = known[: model.config.max_target_positions - len(prompt)]
-        whole = model.config.max_source_positions * STEP
-        samples = F.pad(sound[:whole], (0, max(whole - len(sound), 0)))
-        features = whisper_mel(samples[None], model.config.num_mel_bins)
+        features = self._features(sound)
         with torch.autocast(features.device.type, torch.bfloat16):
             states = encode(model.model.encoder, features, context_frames(features, MARGIN)).float()
         ids = torch.tensor([[*prompt, *known]])
@@ -218,7 +220,7 @@ class WindowReader:
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
         prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
         drafter = KnownText(known, self.first_time)
-        texts = own_text(self.whisper.model, states, prompts, timed, LIMIT, nodes=NODES, drafter=drafter)
+        texts = own_text(self.whisper.model, states, prompts, timed, LIMIT, drafter, NODES)
         for window, sound, row, text in zip(windows, sounds, states, texts, strict=True):
             seconds = len(sound) / SAMPLE_RATE + SILENCE
             yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], text
@@ -304,7 +306,6 @@ class TranscriptData(StoredBatches, LightningDataModule):
                     f"`corpora` must have recordings in which the model hears words, but the "
                     f"{len(self.windows[split])} windows of {split} have none. Look at the recordings."
                 )
-        self.batches = EpochBatches(self.store, self.batch_states, self.seed)
 
 
 def read_pieces(path: Path) -> list[int]:

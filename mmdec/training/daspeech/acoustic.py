@@ -13,21 +13,28 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from mmdec.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, energy, load_audio, log_mel, pitch
 from mmdec.checks.files import write_whole
 from mmdec.hub.publish import whole_folder
-from mmdec.nn.fastspeech2 import AcousticBatch, AcousticLoss, FastSpeech2, FastSpeech2Config
+from mmdec.nn.fastspeech2 import (
+    AcousticBatch,
+    AcousticLoss,
+    FastSpeech2,
+    FastSpeech2Config,
+    FastSpeech2Output,
+    acoustic_loss,
+)
 from mmdec.phonetics.lexicon import spoken
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, STRICT, Admission, BadRows, check_apart
 from mmdec.training.corpora.cvss import (
@@ -40,8 +47,7 @@ from mmdec.training.corpora.cvss import (
     read_translations,
 )
 from mmdec.training.corpora.text_files import shown
-from mmdec.training.daspeech.losses import acoustic_loss
-from mmdec.training.optim import Schedule, scheduled
+from mmdec.training.optim import Schedule, scheduled, token_weight
 from mmdec.types import InputError
 
 EOS = "</s>"
@@ -72,9 +78,8 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
         raise InputError("`alignment` must hold a phone other than silence, but holds none. Leave the row out.")
     start = phones_with_ends[first - 1][1] if first else 0.0
     ends = torch.tensor([start, *[end for _, end in phones_with_ends[first:last]]], dtype=torch.float64)
-    edges = (
-        (ends * (SAMPLE_RATE / HOP)).round().long()
-    )  # (K,): the first phone's start, then each phone's end, in frames; EOS has no end
+    # (K,): the first phone's start, then each phone's end, in frames; EOS has no end
+    edges = (ends * (SAMPLE_RATE / HOP)).round().long()
     total = 1 + samples.shape[0] // HOP
     if int(edges[-1]) > total:
         raise InputError(
@@ -132,9 +137,10 @@ class EnglishSpeech:
         self.root, self.split = root, split
         self.rows, self.bad = _distinct(root, split, limit, admission)  # path, text, alignment
         folder = self.folder(root, split, self.rows)
-        if not (folder / "index.json").is_file() or self._mended(folder / "index.json"):
+        kept = folder / "index.json"
+        if not kept.is_file() or self._mended(kept):
             self._build(folder)
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        index = json.loads(kept.read_text(encoding="utf-8"))
         for reason, name in BadRows(index["bad"]):
             self.bad.add(reason, name)
         self.rows = [self.rows[number] for number in index["kept"]]
@@ -168,9 +174,6 @@ class EnglishSpeech:
     def wav(self, item: int) -> Path:
         return self.root / self.split / f"{self.rows[item][0]}.wav"
 
-    def text(self, item: int) -> str:
-        return self.rows[item][1]
-
     def mel(self, item: int) -> Tensor:
         """The mel (F, 80) of a recording, natural log, without the silence at its ends."""
         part = self._mel[self._frame_starts[item] : self._frame_starts[item + 1]]
@@ -196,9 +199,11 @@ class EnglishSpeech:
             mels.append(self.mel(item))
         return phones, torch.cat(mels)
 
-    def batch(self, items: Sequence[int], vocabulary: dict[str, int]) -> tuple[Tensor, AcousticBatch]:
-        """Make a batch of recordings: unit ids (B, K), padded with <pad>, and the acoustic targets."""
-        units = [torch.tensor([vocabulary.get(unit, 3) for unit in self.units[item]]) for item in items]
+    def batch(self, items: Sequence[int], vocabulary: Sequence[str]) -> tuple[Tensor, AcousticBatch]:
+        """Make a batch of recordings: ids of their units in `vocabulary` (B, K), padded with <pad>, and the acoustic
+        targets."""
+        ids = {unit: number for number, unit in enumerate(vocabulary)}
+        units = [torch.tensor([ids.get(unit, 3) for unit in self.units[item]]) for item in items]
         targets = acoustic_batch([self.phones(item).T for item in items], [self.mel(item) for item in items])
         return pad_sequence(units, batch_first=True, padding_value=1), targets
 
@@ -217,10 +222,9 @@ class EnglishSpeech:
 
     def _mended(self, kept: Path) -> bool:
         """Whether a bad recording has changed since the cache was written."""
-        bad = [
-            self.root / self.split / f"{name}.wav" for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])
-        ]
-        return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in bad)
+        names = [name for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])]
+        wavs = (self.root / self.split / f"{name}.wav" for name in names)
+        return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in wavs)
 
     def _build(self, folder: Path) -> None:
         """Compute the targets and write the cache, all or nothing. Processes that do so at once write equal files."""
@@ -229,9 +233,7 @@ class EnglishSpeech:
         mels: list[np.ndarray] = []
         for number, (name, _, alignment) in enumerate(self.rows):
             try:
-                targets = acoustic_targets(
-                    load_audio(self.root / self.split / f"{name}.wav"), parse_alignment(alignment)
-                )
+                targets = acoustic_targets(load_audio(self.wav(number)), parse_alignment(alignment))
             except InputError as error:
                 bad.add(f"no acoustic targets: {str(error).split(',')[0]}", name)
                 continue
@@ -279,15 +281,9 @@ def both_splits(
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
     for speech in splits:
-        total = len(speech) + speech.bad.count
-        admission.check(speech.bad, total, f"distinct rows of {shown(root / f'{speech.split}.tsv')}")
+        table = shown(root / f"{speech.split}.tsv")
+        admission.check(speech.bad, len(speech) + speech.bad.count, f"distinct rows of {table}")
     return splits
-
-
-def spoken_vocabulary(root: Path, split: str) -> list[str]:
-    """The special units, then the phones of a split's alignments in alphabetical order."""
-    phones = {phone for alignment in read_alignments(root, split).values() for phone in phone_names(alignment)}
-    return [*SPECIALS, *sorted(phones)]
 
 
 def _distinct(
@@ -315,6 +311,25 @@ def _distinct(
             seen.add(key)
             rows.append((name, text, alignment))
     return rows, bad
+
+
+def save_network(network: nn.Module, path: Path) -> None:
+    """Save a network's weights as safetensors, which `InitialWeights` loads into a later run."""
+    write_whole(path, save({name: value.contiguous().cpu() for name, value in network.state_dict().items()}))
+
+
+def save_stage(folder: Path, name: str, network: nn.Module, described: dict[str, Any]) -> None:
+    """Write a stage's result: `{name}.safetensors`, and what is `described` to `{name}.json`."""
+    save_network(network, folder / f"{name}.safetensors")
+    write_whole(folder / f"{name}.json", json.dumps(described, indent=1).encode())
+
+
+def shared_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
+    """Compute FastSpeech 2's losses, as means over the frames and phones of all processes."""
+    loss = acoustic_loss(output, batch, model)
+    spoken = (batch.durations > 0).sum()
+    frames, phones, voiced = token_weight(torch.stack([output.mel_lengths.sum(), batch.lengths.sum(), spoken]))
+    return AcousticLoss(loss.mel * frames, loss.duration * phones, loss.pitch * voiced, loss.energy * voiced)
 
 
 CONFIGS = {"paper": FastSpeech2Config, "small": FastSpeech2Config.small}
@@ -353,8 +368,9 @@ class AcousticData(LightningDataModule):
 
     @cached_property
     def units(self) -> list[str]:
-        """The vocabulary: the special units, then the training split's phones."""
-        return spoken_vocabulary(self.root, "train")
+        """The vocabulary: the special units, then the training split's phones in alphabetical order."""
+        alignments = read_alignments(self.root, "train").values()
+        return [*SPECIALS, *sorted({phone for alignment in alignments for phone in phone_names(alignment)})]
 
     def prepare_data(self) -> None:
         """Compute the cached targets, in one process only."""
@@ -380,7 +396,7 @@ class AcousticData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Step]:
         assert self.train_set is not None
         assert self.trainer is not None
-        train, index = self.train_set, {unit: number for number, unit in enumerate(self.units)}
+        train = self.train_set
         rank, world = self.trainer.global_rank, self.trainer.world_size
         batches = epoch_batches(
             [int(train.frames[item]) for item in self.train_items],
@@ -391,13 +407,13 @@ class AcousticData(LightningDataModule):
         )
         mine = [[self.train_items[number] for number in batch[rank::world]] for batch in batches]
         numbers: Any = range(len(train))  # the dataset's items are numbers; `collate_fn` reads the recordings
-        return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, index))
+        return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, self.units))
 
     def val_dataloader(self) -> DataLoader[Step]:
         assert self.validation_set is not None
-        held, index = self.validation_set, {unit: number for number, unit in enumerate(self.units)}
+        held = self.validation_set
         numbers: Any = range(len(held))
-        return DataLoader(numbers, batch_size=16, collate_fn=lambda items: held.batch(items, index))
+        return DataLoader(numbers, batch_size=16, collate_fn=lambda items: held.batch(items, self.units))
 
 
 class AcousticModule(LightningModule):
@@ -412,10 +428,10 @@ class AcousticModule(LightningModule):
     def __init__(
         self,
         units: list[str],
-        config: str = "small",
+        config: Literal["paper", "small"] = "small",
         learning_rate: float = 5e-4,
         warmup: int = 4000,
-        schedule: str = "inverse-sqrt",
+        schedule: Literal["inverse-sqrt", "cosine"] = "inverse-sqrt",
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.98),
         normalise_variance: bool = False,
@@ -423,17 +439,9 @@ class AcousticModule(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        if config not in CONFIGS:
-            raise InputError(f"`config` must be one of {', '.join(CONFIGS)}, but is {config!r}. Choose one.")
-        if schedule not in ("inverse-sqrt", "cosine"):
-            raise InputError(f"`schedule` must be inverse-sqrt or cosine, but is {schedule!r}. Choose one.")
         self.units, self.learning_rate, self.warmup, self.schedule = list(units), learning_rate, warmup, schedule
-        self.weight_decay, self.betas, self.normalise_variance, self.seed = (
-            weight_decay,
-            betas,
-            normalise_variance,
-            seed,
-        )
+        self.weight_decay, self.betas, self.seed = weight_decay, betas, seed
+        self.normalise_variance = normalise_variance
         torch.manual_seed(seed)
         self.tts = FastSpeech2(CONFIGS[config](), len(units))
 
@@ -469,30 +477,21 @@ class AcousticModule(LightningModule):
         torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 64 + self.global_rank)
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
-        loss = self._losses(batch)
-        self._log("train", loss, len(batch[0]))
-        return loss.total
+        return self._logged_loss("train", batch)
 
     def validation_step(self, batch: Step, batch_idx: int) -> None:
-        self._log("dev", self._losses(batch), len(batch[0]))
+        self._logged_loss("dev", batch)
 
-    def _losses(self, batch: Step) -> AcousticLoss:
+    def _logged_loss(self, name: str, batch: Step) -> Tensor:
         units, targets = batch
         output = self.tts(self.tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
-        return acoustic_loss(output, targets, self.tts)
-
-    def _log(self, name: str, loss: AcousticLoss, size: int) -> None:
+        loss = shared_loss(output, targets, self.tts)
         parts = {"mel": loss.mel, "duration": loss.duration, "pitch": loss.pitch, "energy": loss.energy}
         values = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
-        self.log_dict(values, batch_size=size, sync_dist=True)
+        self.log_dict(values, batch_size=len(units), sync_dist=True)
+        return loss.total
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:
-            self.export(Path(self.trainer.default_root_dir))
-
-    def export(self, folder: Path) -> None:
-        """Write `tts.safetensors` (fp32 weights and statistics) and `tts.json` (sizes and phones)."""
-        state = {name: value.contiguous().cpu() for name, value in self.tts.state_dict().items()}
-        write_whole(folder / "tts.safetensors", save(state))
-        described = {"config": asdict(self.tts.config), "units": self.units}
-        write_whole(folder / "tts.json", json.dumps(described, indent=1).encode())
+            folder = Path(self.trainer.default_root_dir)
+            save_stage(folder, "tts", self.tts, {"config": asdict(self.tts.config), "units": self.units})

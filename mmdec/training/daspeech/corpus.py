@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, final
@@ -131,7 +131,7 @@ class FeatureStore:
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # classes of the CTC head from 1; 0 is the blank
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """A training batch: source speech, phones of the translation, and the source sentence."""
 
@@ -143,15 +143,6 @@ class Batch:
     text_lengths: Tensor  # (B,)
     rows: list[tuple[int, ...]]  # for each item, the indices of the rows of the dataset that are joined in it
     acoustic: AcousticBatch | None = None  # the acoustic model's targets; None but in the joint stage
-
-    def to(self, device: torch.device) -> Batch:
-        """Copy the batch to another device."""
-        tensors = (self.features, self.lengths, self.units, self.unit_lengths, self.text, self.text_lengths)
-        moved = None
-        if self.acoustic is not None:
-            parts = (getattr(self.acoustic, field.name) for field in fields(AcousticBatch))
-            moved = AcousticBatch(*(part.to(device, non_blocking=True) for part in parts))
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors), rows=self.rows, acoustic=moved)
 
 
 @dataclass(frozen=True)

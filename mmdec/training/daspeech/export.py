@@ -10,19 +10,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors.torch import save
-
 from mmdec import hub
-from mmdec.checks.files import write_whole
-from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
-from mmdec.nn.daspeech import DASpeech, SpeechToUnits
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
+from mmdec.nn.daspeech import DASpeech
 from mmdec.phonetics.decoder import WordDecoder
 from mmdec.phonetics.lexicon import read_lexicon
 from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.corpora.admission import ANYWHERE
 from mmdec.training.corpora.cvss import read_pairs
+from mmdec.training.daspeech.acoustic import save_network
 from mmdec.training.daspeech.module import DASpeechModule
+from mmdec.training.daspeech.vocoder import load_vocoder
 from mmdec.types import InputError, told
 
 
@@ -30,11 +27,6 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
     """Load the training module with its checkpoints' average weights. Returns the module and the last checkpoint's
     step."""
     return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
-
-
-def save_network(network: SpeechToUnits, path: Path) -> None:
-    """Save a network's weights as safetensors, which `InitialWeights` loads into a later run."""
-    write_whole(path, save({name: value.contiguous() for name, value in network.state_dict().items()}))
 
 
 def assemble(
@@ -48,19 +40,12 @@ def assemble(
     module, step = load_module(checkpoints)
     if not isinstance(module.network, DASpeech):
         raise InputError("`checkpoints` must come from the joint stage, but have no acoustic model. Run that stage.")
-    described = read_settings(vocoder_folder / "vocoder.json", "vocoder")
-    voiced = read_weights([checked_file(vocoder_folder, "vocoder.safetensors", "vocoder")], "vocoder")
-    sizes = VocoderConfig(**described["config"])
-    vocoder = fill(lambda: Vocoder(sizes), voiced, "vocoder", vocoder_folder)
+    vocoder = load_vocoder(vocoder_folder)
     rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # training has checked these rows already
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
-    training = {
-        "checkpoints": len(checkpoints),
-        "step": step,
-        "rows": len(rows),
-        "hyperparameters": dict(module.hparams),
-    }
+    numbers = {"checkpoints": len(checkpoints), "step": step, "rows": len(rows)}
+    training = {**numbers, "hyperparameters": dict(module.hparams)}
     return hub.save_model(out, module.network, vocoder, units, words, provenance={"training": training})
 
 

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 from mmdec.checks.weights import read_weights
 from mmdec.nn.conformer import lengths_to_mask
-from mmdec.nn.dag_decoder import BOS, EOS, PAD, Lattice
+from mmdec.nn.dag_decoder import BOS, EOS, PAD, DagDecoder, Lattice
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.nn.int8 import unpack_rows
 from mmdec.training.checkpoints import keep_options
-from mmdec.training.daspeech import losses
+from mmdec.training.daspeech.acoustic import shared_loss
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import Schedule, groups, scheduled
+from mmdec.training.optim import Schedule, groups, scheduled, token_weight
 from mmdec.types import InputError
 
 
@@ -78,6 +78,92 @@ class Augmentation:
         grid = torch.stack([x[:, None].expand(-1, size, -1), y[..., None].expand(-1, -1, bands)], dim=-1)
         warped = F.grid_sample(features[:, None], grid, align_corners=True, padding_mode="border")[:, 0]
         return warped * lengths_to_mask(new_lengths, size)[..., None], new_lengths
+
+
+@dataclass(frozen=True)
+class GraphLoss:
+    """The graph loss of a batch, and values that other losses and logs use."""
+
+    value: Tensor  # scalar
+    invalid: Tensor  # number of rows left out: the target does not fit the graph, or the likelihood is not finite
+    match: Tensor  # (B, M, L) log-probability of the m-th target token at vertex l
+
+
+def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
+    """Compute the graph loss: the mean over rows of -log P(Y|X) / M (DASpeech, section 3.1).
+
+    A row whose log P(Y|X) is not finite adds 0 to the mean and is counted in `invalid`.
+    units: (B, M) target tokens, padded. unit_lengths: (B,) their number in each row.
+    forced: (B, L) index of the target token that GLAT showed to a vertex; -1: none was shown. A vertex emits its shown
+        token with probability 1, without a gradient.
+    """
+    match = lattice.matches(units)
+    if forced is not None:
+        steps = torch.arange(units.shape[1], device=units.device)[None, :, None]
+        shown = forced[:, None, :]  # (B, 1, L)
+        match = torch.where(shown < 0, match, torch.where(shown == steps, 0.0, -torch.inf))
+    score = lattice.marginal(match, unit_lengths)
+    valid = score.isfinite()
+    value = -(torch.where(valid, score, 0.0) / unit_lengths).mean() * row_weight(units)
+    return GraphLoss(value, (~valid).sum(), match)
+
+
+@torch.no_grad()
+def glance(
+    decoder: DagDecoder,
+    states: Tensor,
+    state_lengths: Tensor,
+    frame_lengths: Tensor,
+    units: Tensor,
+    unit_lengths: Tensor,
+    ratio: float,
+) -> tuple[Tensor, Tensor]:
+    """Run GLAT's first decoder pass, and choose vertices that are shown their target token ("number-random").
+
+    The number of shown tokens is ratio x (the target's tokens - those that this pass predicts right on the best path).
+    The vertices are drawn at random from this path. The second pass will use the same dropout.
+    Returns: `given` (B, L), the shown token or -1, for the decoder's second pass; `forced` (B, L), the token's index in
+        the target or -1, for `graph_loss`.
+    """
+    devices = [states.device] if states.is_cuda else []
+    with torch.random.fork_rng(devices):  # restores the generator, so that the second pass draws the same dropout
+        lattice = decoder(states, state_lengths, frame_lengths)
+        noise = torch.rand(lattice.logits.shape[:2], device=states.device)
+    path = lattice.best_alignment(lattice.matches(units), unit_lengths)  # (B, L)
+    aligned = path >= 0
+    gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
+    right = ((lattice.logits.argmax(-1) == gold) & aligned).sum(1)
+    count = (ratio * (unit_lengths - right)).round().clamp(min=0)
+    order = torch.where(aligned, noise, 2.0).argsort(1).argsort(1)
+    chosen = aligned & (order < count[:, None])
+    return torch.where(chosen, gold, -1), torch.where(chosen, path, -1)
+
+
+def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
+    """Compute the cross-entropy of logits (B, M-1, V) with the units (B, M) that follow <s>. Padding is ignored."""
+    target = units[:, 1:]
+    mean = F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
+    return mean * token_weight((target != PAD).sum())
+
+
+def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:
+    """Compute the CTC loss for each target symbol, as a mean over rows. A row whose text is too long for its frames
+    counts as 0. logits: (B, S, C), class 0 is the blank. lengths: (B,) frames. text: (B, T) classes, padded."""
+    scores = logits.float().log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True) * row_weight(text)
+
+
+def row_weight(rows: Tensor) -> Tensor:
+    """Return the weight on this process's mean over rows (B, ...) that makes the processes' average a mean over all
+    rows."""
+    return token_weight(torch.tensor(len(rows), device=rows.device))
+
+
+def glat_ratio(options: Any, step: int) -> float:
+    """Return the share of the target that the graph decoder sees at a step: linear from `glat_start` to `glat_end` in
+    `glat_steps` steps. options: holds these three fields."""
+    part = min(1.0, step / max(options.glat_steps, 1))
+    return options.glat_start + part * (options.glat_end - options.glat_start)
 
 
 SIZES = {"paper": DASpeechConfig, "small": DASpeechConfig.small}
@@ -180,19 +266,17 @@ class DASpeechModule(LightningModule):
             features, lengths = self.augmentation(features, lengths)
         states, state_lengths, middle = net.encoder(features, lengths, self.config.ctc_layer)
         given = forced = None
-        ratio = losses.glat_ratio(self.options, self.global_step) if self.training else 0.0
+        ratio = glat_ratio(self.options, self.global_step) if self.training else 0.0
         if ratio > 0:
-            given, forced = losses.glance(
-                net.decoder, states, state_lengths, lengths, batch.units, batch.unit_lengths, ratio
-            )
+            given, forced = glance(net.decoder, states, state_lengths, lengths, batch.units, batch.unit_lengths, ratio)
         lattice = net.decoder(states, state_lengths, lengths, given)
-        graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
+        graph = graph_loss(lattice, batch.units, batch.unit_lengths, forced)
         parts = {"dag": graph.value, "invalid": graph.invalid.float()}
         logits = net.baseline(batch.units[:, :-1], states, state_lengths)
-        parts["ar"] = losses.autoregressive_loss(logits, batch.units, self.options.label_smoothing)
+        parts["ar"] = autoregressive_loss(logits, batch.units, self.options.label_smoothing)
         parts["loss"] = parts["dag"] + self.options.ar_weight * parts["ar"]
         if net.ctc is not None:
-            parts["ctc"] = losses.ctc_loss(net.ctc(middle), state_lengths, batch.text, batch.text_lengths)
+            parts["ctc"] = ctc_loss(net.ctc(middle), state_lengths, batch.text, batch.text_lengths)
             parts["loss"] = parts["loss"] + self.options.ctc_weight * parts["ctc"]
         if self.options.mu > 0:
             parts["tts"] = self.acoustic_loss(batch, lattice, graph.match)
@@ -220,7 +304,7 @@ class DASpeechModule(LightningModule):
         inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
         lengths = batch.unit_lengths - 1
         output = net.tts(inputs, lengths, targets.durations, targets.pitch, targets.energy)
-        return losses.acoustic_loss(output, targets, net.tts).total
+        return shared_loss(output, targets, net.tts).total
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch)
@@ -264,10 +348,6 @@ class DASpeechModule(LightningModule):
         first, second = options.betas
         optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(first, second), fused=True)
         return scheduled(optimizer, lambda step: self.rate(step))
-
-    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Return encoder states. Training does not call this; some tools inspect a module's `forward`."""
-        return self.network.encode(features, lengths)[0]
 
 
 def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:

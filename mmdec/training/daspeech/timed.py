@@ -13,10 +13,10 @@ from mmdec.audio import load_audio
 from mmdec.training.checkpoints import last_checkpoint, newest, read_checkpoint
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import SpeechPair, read_pairs, vocabulary
-from mmdec.training.daspeech.acoustic import EnglishSpeech, acoustic_targets
+from mmdec.training.daspeech.acoustic import EnglishSpeech, acoustic_targets, save_network
 from mmdec.training.daspeech.compare import phone_errors
 from mmdec.training.daspeech.corpus import FeatureStore, extract
-from mmdec.training.daspeech.export import assemble, load_module, save_network
+from mmdec.training.daspeech.export import assemble, load_module
 from mmdec.training.timed_run import (
     RUNS,
     Allowance,

@@ -5,31 +5,29 @@ The discriminators are small, and are never shipped.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from mmdec.audio import HOP, load_audio, log_mel, pitch
-from mmdec.checks.files import write_whole
 from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
 from mmdec.nn.fastspeech2 import FastSpeech2, FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
-from mmdec.training.daspeech.acoustic import EnglishSpeech, both_splits, epoch_batches, filled
+from mmdec.training.daspeech.acoustic import EnglishSpeech, both_splits, epoch_batches, filled, save_stage
 from mmdec.training.optim import Schedule, token_weight
 from mmdec.types import InputError
 
 SIZES = (256, 512, 1024)  # window sizes of the discriminators, in samples; the hop is a quarter
+CHANNELS = 12  # of a discriminator's first layer
 SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss, in samples
 
 
@@ -67,9 +65,9 @@ class SpectrogramDiscriminator(nn.Module):
 class Discriminators(nn.Module):
     """One discriminator for each window size in `SIZES`."""
 
-    def __init__(self, channels: int = 12) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.judges = nn.ModuleList([SpectrogramDiscriminator(size, channels) for size in SIZES])
+        self.judges = nn.ModuleList([SpectrogramDiscriminator(size, CHANNELS) for size in SIZES])
 
     def forward(self, samples: Tensor) -> list[tuple[Tensor, list[Tensor]]]:
         return [judge(samples) for judge in self.judges]
@@ -116,9 +114,8 @@ def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
     return total / len(SPECTRA)
 
 
-@dataclass
-class Crops:
-    """A batch of B crops from recordings, each of F frames."""
+class Crops(NamedTuple):
+    """A batch of B crops from recordings, each of F frames; or one crop, without the first dimension."""
 
     mel: Tensor  # (B, F, 80), the vocoder's input
     samples: Tensor  # (B, F * 256), its target
@@ -160,12 +157,8 @@ class VocoderData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.admission = Admission(allow_absolute_paths, max_bad_share)
-        self.root, self.batch_size, self.crop_frames, self.steps_per_epoch = (
-            root,
-            batch_size,
-            crop_frames,
-            steps_per_epoch,
-        )
+        self.root, self.batch_size = Path(root), batch_size
+        self.crop_frames, self.steps_per_epoch = crop_frames, steps_per_epoch
         self.limit, self.acoustic, self.seed = limit, acoustic, seed
         self.validation_split, self.validation_rows = validation_split, validation_rows
         self.train_set: list[Recording] = []
@@ -181,7 +174,7 @@ class VocoderData(LightningDataModule):
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
-        return both_splits(Path(self.root), self.validation_split, self.limit, self.validation_rows, self.admission)
+        return both_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set:
@@ -207,11 +200,11 @@ class VocoderData(LightningDataModule):
         batches = epoch_batches(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch)
         generator = np.random.default_rng([self.seed, epoch, 1])
         pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches]
-        return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces, collate_fn=stack)
+        return DataLoader(_Pieces(self.train_set, self.crop_frames), batch_sampler=pieces)
 
     def val_dataloader(self) -> DataLoader[Crops]:
         pieces = [[(item, 0.5, 1.0)] for item in range(len(self.validation_set))]
-        return DataLoader(_Pieces(self.validation_set, None), batch_sampler=pieces, collate_fn=stack)
+        return DataLoader(_Pieces(self.validation_set, None), batch_sampler=pieces)
 
 
 class _Pieces(torch.utils.data.Dataset[Crops]):
@@ -230,17 +223,11 @@ class _Pieces(torch.utils.data.Dataset[Crops]):
         contour = torch.from_numpy(recording.pitch)
         samples = recording.samples[start * HOP : (start + size) * HOP]
         return Crops(
-            torch.from_numpy(mel[window].astype(np.float32))[None],
-            torch.from_numpy(samples.astype(np.float32) / 32768)[None],
-            _continuous(contour)[window][None],
-            (contour > 0)[window][None],
+            torch.from_numpy(mel[window].astype(np.float32)),
+            torch.from_numpy(samples.astype(np.float32) / 32768),
+            _continuous(contour)[window],
+            (contour > 0)[window],
         )
-
-
-def stack(pieces: list[Crops]) -> Crops:
-    """Stack crops of one size to a batch."""
-    parts = ("mel", "samples", "pitch", "voiced")
-    return Crops(*(torch.cat([getattr(piece, part) for piece in pieces]) for part in parts))
 
 
 def _continuous(contour: Tensor) -> Tensor:
@@ -258,7 +245,7 @@ def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[st
     predicted = None
     if teacher is not None:
         tts, vocabulary = teacher
-        units, targets = speech.batch([item], {unit: number for number, unit in enumerate(vocabulary)})
+        units, targets = speech.batch([item], vocabulary)
         with torch.inference_mode():
             output = tts(tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
         first, size = speech.first_frames[item], min(output.mel.shape[1], frames - speech.first_frames[item])
@@ -272,21 +259,26 @@ def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[st
     )
 
 
-def load_acoustic(folder: Path) -> tuple[FastSpeech2, list[str]]:
-    """Load the model that `AcousticModule.export` wrote, and its phones, ordered by id."""
-    if not (folder / "tts.json").is_file():
-        raise InputError(f"`acoustic` must hold tts.json, but '{folder}' does not. Train the acoustic model first.")
-    described = read_settings(folder / "tts.json", "acoustic")
-    state = read_weights([checked_file(folder, "tts.safetensors", "acoustic")], "acoustic")
+def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2, list[str]]:
+    """Load the acoustic stage's model, and its phones, ordered by id. argument: the folder's name in errors."""
+    described = read_settings(folder / "tts.json", argument)
+    state = read_weights([checked_file(folder, "tts.safetensors", argument)], argument)
     try:
         shape, units = FastSpeech2Config.from_values(described["config"]), list(described["units"])
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(
-            f"`acoustic` must hold its sizes in tts.json, but '{folder}' does not ({type(error).__name__}: {error}). "
+            f"`{argument}` must hold its sizes in tts.json, but '{folder}' does not ({type(error).__name__}: {error}). "
             "Train the acoustic model again."
         ) from error
-    check_counts(described["config"], state, "acoustic")
-    return fill(lambda: FastSpeech2(shape, len(units)), state, "acoustic", folder).eval(), units
+    check_counts(described["config"], state, argument)
+    return fill(lambda: FastSpeech2(shape, len(units)), state, argument, folder).eval(), units
+
+
+def load_vocoder(folder: Path) -> Vocoder:
+    """Load the vocoder stage's model. Raises InputError for damaged files."""
+    sizes = VocoderConfig(**read_settings(folder / "vocoder.json", "vocoder")["config"])
+    state = read_weights([checked_file(folder, "vocoder.safetensors", "vocoder")], "vocoder")
+    return fill(lambda: Vocoder(sizes), state, "vocoder", folder)
 
 
 class VocoderModule(LightningModule):
@@ -305,7 +297,6 @@ class VocoderModule(LightningModule):
         learning_rate: float = 1e-3,
         warmup: int = 100,
         weight_decay: float = 0.01,
-        mel_weight: float = 1.0,
         adversarial_from: int | None = None,
         adversarial_weight: float = 0.1,
         feature_weight: float = 0.2,
@@ -316,8 +307,8 @@ class VocoderModule(LightningModule):
         self.save_hyperparameters()
         self.automatic_optimization = False
         self.learning_rate, self.warmup, self.weight_decay, self.seed = learning_rate, warmup, weight_decay, seed
-        self.mel_weight, self.adversarial_from = mel_weight, adversarial_from
-        self.adversarial_weight, self.feature_weight, self.judged = adversarial_weight, feature_weight, judged
+        self.adversarial_from, self.judged = adversarial_from, judged
+        self.adversarial_weight, self.feature_weight = adversarial_weight, feature_weight
         self.batches = 0  # training batches seen, also before a resumption; Lightning's own step counts both optimizers
         torch.manual_seed(seed)
         self.vocoder = Vocoder(VocoderConfig())
@@ -355,7 +346,7 @@ class VocoderModule(LightningModule):
         noise = torch.randn(len(batch.samples) * world, batch.samples.shape[1], device=self.device)[rank::world]
         generated, predicted = self.vocoder.synthesise(batch.mel, pitch=batch.pitch, noise=noise)
         parts = self._losses(batch, generated, predicted)
-        loss = parts["spectral"] + self.mel_weight * parts["mel"] + parts["pitch"]
+        loss = parts["spectral"] + parts["mel"] + parts["pitch"]
         if self.adversarial_from is not None and step >= self.adversarial_from * steps:
             some = slice(0, self.judged)
             samples = batch.samples[some]
@@ -392,11 +383,5 @@ class VocoderModule(LightningModule):
 
     def on_train_end(self) -> None:
         if self.trainer.is_global_zero:
-            self.export(Path(self.trainer.default_root_dir))
-
-    def export(self, folder: Path) -> None:
-        """Write `vocoder.safetensors` (fp32 weights and statistics) and `vocoder.json` (sizes)."""
-        state = {name: value.contiguous().cpu() for name, value in self.vocoder.state_dict().items()}
-        write_whole(folder / "vocoder.safetensors", save(state))
-        described = {"config": asdict(self.vocoder.config)}
-        write_whole(folder / "vocoder.json", json.dumps(described, indent=1).encode())
+            folder = Path(self.trainer.default_root_dir)
+            save_stage(folder, "vocoder", self.vocoder, {"config": asdict(self.vocoder.config)})

@@ -32,7 +32,6 @@ from mmdec.decode.tree import HeadAccuracy
 from mmdec.decode.verify import MatchRule
 from mmdec.drafters.medusa import Medusa, expected
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.nn.medusa import MedusaHeads
 from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.targets.whisper import WhisperTarget, generate_processors
 from mmdec.training.checkpoints import check_counts, token_list
@@ -60,23 +59,16 @@ def own_text(
     prompts: Sequence[Sequence[int]],
     timed: Sequence[bool],
     limit: int,
-    heads: MedusaHeads | None = None,
-    nodes: int = 0,
     drafter: Drafter | None = None,
+    nodes: int = 0,
 ) -> list[list[int]]:
     """Decode the greedy text of each window. Returns its tokens, with EOS if it was reached.
 
     states: (B, S, H), the encoder's outputs. prompts: the decoder's first tokens of each window. timed: which windows
         follow the rules for timestamps. limit: the most new tokens; the number of the decoder's positions is a further
-        limit.
-        nodes: number of tokens that `heads` or `drafter` draft in each round.
+        limit. nodes: number of tokens that `drafter` drafts in each round.
     """
-    shape = None
-    if heads is not None and nodes > 0:
-        shape = HeadAccuracy(expected(heads.config.heads))
-        drafter = Medusa(
-            copy.deepcopy(heads).to(model.dtype), model.proj_out
-        )  # the heads in training may have another dtype than the model
+    shape = HeadAccuracy(expected(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
     texts: list[list[int]] = [[] for _ in prompts]
     for under_rules in (False, True):
         rows = [row for row, flag in enumerate(timed) if flag == under_rules]

@@ -27,7 +27,7 @@ from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.decode.tree import HeadAccuracy, Node
-from mmdec.drafters.medusa import WIDTH, expected
+from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.hub.medusa import load_heads, save_heads
 from mmdec.hub.publish import whole_folder, write_provenance
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
@@ -117,20 +117,6 @@ def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tens
         for name, value in ranks.items():
             sums[name] = sums.get(name, 0.0) + value
     return [text for texts, _ in parts for text in texts], sums
-
-
-def head_weights(weights: str | Sequence[float], heads: int) -> list[float]:
-    """The loss weight of each head."""
-    if isinstance(weights, str):
-        if weights not in ("medusa", "mean"):
-            raise InputError(f"`weights` must be medusa, mean or a list of numbers, but is {weights!r}. Choose one.")
-        return [0.8**k if weights == "medusa" else 1.0 for k in range(1, heads + 1)]
-    if len(weights) != heads or min(weights) < 0 or sum(weights) == 0:
-        raise InputError(
-            f"`weights` must be {heads} numbers of at least 0, not all of them 0, but is {list(weights)}. Give one for "
-            "each head."
-        )
-    return [float(weight) for weight in weights]
 
 
 def first_heads(
@@ -250,7 +236,7 @@ class MedusaOptions:
     kind, heads: kind and number of the heads. The layer of block heads begins as a copy of the decoder's last layer.
     start: folder of saved heads to begin from; additional heads begin as identities.
     labels: "own": the model's own greedy text, decoded once; "truth": the transcripts.
-    weights: loss weights of the heads: "medusa" (0.8^k), "mean" (equal, as in arXiv 2409.15869), or a list of numbers.
+    weights: loss weights of the heads: "medusa" (0.8^k), or "mean" (equal, as in arXiv 2409.15869).
     kl: weight of KL(model || head), the divergence from the model's own distribution of the same token.
     max_tokens: the most tokens of a text that the model decodes.
     draft_nodes: number of tokens that the heads draft in each round while labels are decoded.
@@ -263,7 +249,7 @@ class MedusaOptions:
     heads: int = 10
     start: str | None = None
     labels: Literal["own", "truth"] = "own"
-    weights: Literal["medusa", "mean"] | list[float] = "medusa"
+    weights: Literal["medusa", "mean"] = "medusa"
     kl: float = 0.0
     lr: float = 1e-3
     weight_decay: float = 0.0
@@ -278,8 +264,6 @@ class MedusaOptions:
     base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
-        if self.labels not in ("own", "truth"):
-            raise InputError(f"`labels` must be own or truth, but is {self.labels!r}. Choose one.")
         if self.keep_states and self.kind == "block":
             raise InputError("`keep_states` must be false for a block, which reads the encoder's states, but is true.")
 
@@ -298,7 +282,7 @@ class MedusaModule(LightningModule):
         self.options = MedusaOptions(**options)
         keep_options(self, self.options)
         self.count = self.options.heads
-        self.weights = head_weights(self.options.weights, self.count)
+        self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
         self.best = 0.0  # tokens per round of the saved heads
         self.ranks: list[Tensor] = []  # of this validation's windows, each (positions, K)
@@ -320,11 +304,11 @@ class MedusaModule(LightningModule):
         # A tuple hides the model from torch: Lightning neither saves, trains, moves nor averages it.
         model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
         self.held = (model.requires_grad_(False).eval(),)
-        options = f"{self.mark}-{self.hparams['base_dtype']}-{self.hparams['max_tokens']}"
+        options = f"{self.mark}-{self.options.base_dtype}-{self.options.max_tokens}"
         self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
         self.states: StateStore | None = None
         if self.options.keep_states:
-            folder = data.kept / f"states-{self.hparams['labels']}-{options}"
+            folder = data.kept / f"states-{self.options.labels}-{options}"
             self.states = StateStore(folder, model.config.d_model, self.global_rank)
             data.stored = self.states
 
@@ -468,15 +452,11 @@ class MedusaModule(LightningModule):
     def _own(self, states: Tensor, prompts: list[list[int]], batch: HeadBatch) -> list[list[int]]:
         missing = [row for row, name in enumerate(batch.names) if self.labels.get(name) is None]
         if missing:
-            fresh = own_text(
-                self.base,
-                states[missing],
-                [prompts[row] for row in missing],
-                [batch.timed[row] for row in missing],
-                self.options.max_tokens,
-                self.heads,
-                self.options.draft_nodes,
-            )
+            nodes, asked = self.options.draft_nodes, [prompts[row] for row in missing]
+            # The heads in training may have another dtype than the model.
+            drafter = Medusa(copy.deepcopy(self.heads).to(self.base.dtype), self.base.proj_out) if nodes else None
+            timed = [batch.timed[row] for row in missing]
+            fresh = own_text(self.base, states[missing], asked, timed, self.options.max_tokens, drafter, nodes)
             self.labels.add({batch.names[row]: text for row, text in zip(missing, fresh, strict=True)})
         return [self.labels.tokens[name] for name in batch.names]
 

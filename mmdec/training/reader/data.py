@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
-from mmdec.training.optim import rows_of
+from mmdec.training.optim import rows_of, sized_batches
 from mmdec.training.reader.imitation import Confusions
 from mmdec.types import InputError
 
@@ -155,11 +155,12 @@ class PairData(LightningDataModule):
         wanted = self.steps_per_epoch * most // 12
         rows = draw.choice(len(pieces), min(wanted, len(pieces)), replace=False, p=weights / weights.sum())
         chosen = [(int(row), int(draw.integers(len(units[row])))) for row in rows]
-        batches = rows_of(self.batches_of(chosen, pieces, units, most), rank, self.trainer.world_size)
-        order = draw.permutation(len(batches))[: self.steps_per_epoch]
-        chosen_batches = [batches[at] for at in order]
+        sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
+        grouped = sized_batches(sorted(range(len(chosen)), key=sizes.__getitem__), sizes, most)
+        batches = rows_of([[chosen[at] for at in batch] for batch in grouped], rank, self.trainer.world_size)
+        mine = [batches[at] for at in draw.permutation(len(batches))[: self.steps_per_epoch]]
         seed = [self.seed, self.trainer.current_epoch, 1 + rank]
-        return DataLoader(Pairs(pieces, units, chosen_batches, self.confusions, seed, self.imitated), batch_size=None)
+        return DataLoader(Pairs(pieces, units, mine, self.confusions, seed, self.imitated), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
         """Load the dev sentences in order, each with its first reference. Imitated errors are the same in every
@@ -169,20 +170,3 @@ class PairData(LightningDataModule):
         rows = list(range(len(pieces)))
         batches = [[(row, 0) for row in rows[start : start + 32]] for start in range(0, len(rows), 32)]
         return DataLoader(Pairs(pieces, units, batches, self.confusions, [self.seed]), batch_size=None)
-
-    def batches_of(
-        self,
-        chosen: Sequence[tuple[int, int]],
-        pieces: Sequence[Sequence[int]],
-        units: Sequence[Sequence[Sequence[int]]],
-        most: int,
-    ) -> list[list[tuple[int, int]]]:
-        """Group (row, reference) pairs of about equal length into batches of at most `most` pieces. pieces, units: of
-        all sentences and their references."""
-        sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
-        batches: list[list[tuple[int, int]]] = [[]]
-        for at in sorted(range(len(chosen)), key=sizes.__getitem__):
-            if batches[-1] and sizes[at] * (len(batches[-1]) + 1) > most:
-                batches.append([])
-            batches[-1].append(chosen[at])
-        return batches

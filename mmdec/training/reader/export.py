@@ -22,21 +22,19 @@ from typing import Any, cast
 
 import torch
 
-from mmdec.checks.weights import checked_file, fill, read_settings, read_weights
 from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.heard_translator import HeardParts, save_heard
 from mmdec.hub.translator_files import STRATEGIES, Decoding, check_decoding
 from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_beam import PieceNGram
-from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.text_files import read_training_pairs
 from mmdec.training.ctc import module as ctc
+from mmdec.training.daspeech.vocoder import load_acoustic, load_vocoder
 from mmdec.training.reader.module import load_module
 from mmdec.types import InputError, told
 
@@ -65,12 +63,11 @@ ENGLISH = (100_000, 80_000)
 LEVELS = 255  # log-probabilities are stored in one byte, in this many steps
 
 
-def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None, card: str | None = None) -> Path:
+def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None) -> Path:
     """Write a translator's folder.
 
     average: number of last checkpoints, of the head and of the reader, whose weights are averaged. strategy: the
-        default decoding strategy; None: "lookahead", or "autoregressive" if there is no graph decoder. card: text
-        of the model card; None: a default text.
+        default decoding strategy; None: "lookahead", or "autoregressive" if there is no graph decoder.
     Raises InputError where something is damaged, missing, or was trained on other pieces.
     """
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
@@ -109,7 +106,12 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
         model.ngram = french_ngram(runs.ngram, pieces)
     if runs.english_ngram:
         model.written = english_ngram(runs.english_ngram, english)
-    voice, phones = read_voice(runs.voice) if runs.voice else (base.voice, base.phones)
+    if runs.voice:
+        tts, phones = load_acoustic(runs.voice, "voice")
+        voice = PhoneVoice(tts.config, len(phones))
+        voice.tts = tts
+    else:
+        voice, phones = base.voice, base.phones
     pronunciation = runs.pronunciation or base.pronunciation
     graph = model.decoder is not None
     chosen = strategy or ("lookahead" if graph else "autoregressive")
@@ -118,16 +120,16 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     parts = HeardParts(
         model=model.eval(),
         voice=voice,
-        vocoder=read_vocoder_run(runs.vocoder) if runs.vocoder else base.vocoder,
+        vocoder=load_vocoder(runs.vocoder) if runs.vocoder else base.vocoder,
         pieces=pieces,
         english=english,
-        phones=phones,
+        phones=tuple(phones),
         speller=Speller.read(pronunciation),
         pronunciation=pronunciation,
         decoding=check_decoding(Decoding(chosen, collapse=True), graph),
         name=out.name,
     )
-    return save_heard(out, parts, card=card, provenance={"training": training})
+    return save_heard(out, parts, provenance={"training": training})
 
 
 def french_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
@@ -197,22 +199,6 @@ def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, aver
     options: Mapping[str, Any] = module.hparams
     kept = {name: value for name, value in options.items() if name != "units" and name[0] != "_"}
     return module, {"checkpoints": len(checkpoints), "step": step, "hyperparameters": kept}
-
-
-def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
-    """Load the voice of an acoustic-stage run, and its phones ordered by id. Raises InputError for damaged files."""
-    described = read_settings(folder / "tts.json", "voice")
-    state = read_weights([checked_file(folder, "tts.safetensors", "voice")], "voice")
-    sizes, phones = FastSpeech2Config.from_values(described["config"]), tuple(described["units"])
-    named = {f"tts.{name}": value for name, value in state.items()}
-    return fill(lambda: PhoneVoice(sizes, len(phones)), named, "voice", folder), phones
-
-
-def read_vocoder_run(folder: Path) -> Vocoder:
-    """Load the vocoder of a training run. Raises InputError for damaged files."""
-    sizes = VocoderConfig(**read_settings(folder / "vocoder.json", "vocoder")["config"])
-    state = read_weights([checked_file(folder, "vocoder.safetensors", "vocoder")], "vocoder")
-    return fill(lambda: Vocoder(sizes), state, "vocoder", folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

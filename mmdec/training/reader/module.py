@@ -16,8 +16,7 @@ from mmdec.nn.ar_decoder import ArConfig
 from mmdec.nn.dag_decoder import DagConfig
 from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
 from mmdec.training.checkpoints import keep_options, load_averaged, read_start
-from mmdec.training.daspeech import losses
-from mmdec.training.daspeech.module import load_network
+from mmdec.training.daspeech.module import autoregressive_loss, glance, glat_ratio, graph_loss, load_network
 from mmdec.training.metrics.text import bleu, chrf
 from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
 from mmdec.training.reader.data import PairBatch, PairData
@@ -117,16 +116,16 @@ class ReaderModule(LightningModule):
         if trained or not self.training:
             logits = net.ar(batch.units[:, :-1], states, batch.lengths)
             smoothing = self.options.label_smoothing if self.training else 0.0
-            parts["ar"] = losses.autoregressive_loss(logits, batch.units, smoothing)
+            parts["ar"] = autoregressive_loss(logits, batch.units, smoothing)
             parts["loss"] = self.options.ar_weight * parts["ar"]
         if net.decoder is not None:
             known = (net.decoder, states, batch.lengths, batch.lengths)
             given = forced = None
-            ratio = losses.glat_ratio(self.options, self.global_step) if self.training else 0.0
+            ratio = glat_ratio(self.options, self.global_step) if self.training else 0.0
             if ratio > 0:
-                given, forced = losses.glance(*known, batch.units, batch.unit_lengths, ratio)
+                given, forced = glance(*known, batch.units, batch.unit_lengths, ratio)
             lattice = net.decoder(*known[1:], given)
-            graph = losses.graph_loss(lattice, batch.units, batch.unit_lengths, forced)
+            graph = graph_loss(lattice, batch.units, batch.unit_lengths, forced)
             parts |= {"dag": graph.value, "invalid": graph.invalid.float()}
             parts["loss"] = parts["loss"] + graph.value
         return parts
@@ -167,6 +166,5 @@ class ReaderModule(LightningModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:
-    """Load the training module with the average weights of its checkpoints. Returns it with the last checkpoint's
-    step."""
+    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
     return load_averaged(lambda options: ReaderModule(**{**options, "start": None}), checkpoints)

@@ -8,8 +8,10 @@ encoder starts with local attention (`init_local_attention`), and `protect_posit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,6 @@ class WhisperOptions:
     warmup: int = 400
     decay_from: int | None = None
     decay_steps: int = 1000
-    label_smoothing: float = 0.0
     ctc_weight: float = 0.3
     ahead: int = 8
     ahead_weight: float = 0.2
@@ -158,7 +159,12 @@ class WhisperModule(LightningModule):
         self.shape = shape or Shape()
         keep_options(self, self.options)
         self.hparams["shape"] = asdict(self.shape)
-        check_guided(self.options.guided, self.shape)
+        layers, attention_heads = self.shape.decoder_layers, self.shape.attention_heads
+        if any(not (0 <= layer < layers and 0 <= head < attention_heads) for layer, head in self.options.guided):
+            raise InputError(
+                f"`guided` must name (layer, head) pairs of {layers} decoder layers with {attention_heads} heads, but "
+                f"is {self.options.guided}. Leave others out."
+            )
         torch.manual_seed(self.options.seed)
         self.model = WhisperForConditionalGeneration(configuration(self.shape, units))
         self.model.set_attn_implementation("eager")  # a third faster to train on a CPU than fused attention
@@ -209,21 +215,20 @@ class WhisperModule(LightningModule):
         if self.training and torch.rand(()) < self.options.parted:
             part = int(torch.randint(*PARTS, ()))
         states = self.encode(batch.features, part)
-        with Watched(self.model, sorted({layer for layer, _ in self.options.guided})) as seen:
+        with watched(self.model, {layer for layer, _ in self.options.guided}) as seen:
             hidden = self.model.model.decoder(
                 input_ids=batch.tokens, encoder_hidden_states=states, use_cache=False
             ).last_hidden_state
         logits = self.model.proj_out(hidden)
-        smooth = self.options.label_smoothing
         asked = batch.labels != IGNORED
-        own = F.cross_entropy(logits[asked].float(), batch.labels[asked], label_smoothing=smooth)
+        own = F.cross_entropy(logits[asked].float(), batch.labels[asked])
         parts = {
             "next": own * token_weight(asked.sum()),
             "right": (logits.argmax(-1) == batch.labels)[asked].float().mean(),
+            "ctc": self.letter_loss(states, batch),
+            "guide": self.guide_loss(seen, states, batch.times),
+            **self.ahead_losses(hidden, batch.labels),
         }
-        parts["ctc"] = self.letter_loss(states, batch)
-        parts["guide"] = self.guide_loss(seen.inputs, states, batch.times)
-        parts |= self.ahead_losses(hidden, batch.labels)
         parts["loss"] = parts["next"] + self.options.ctc_weight * parts["ctc"]
         parts["loss"] = parts["loss"] + self.options.ahead_weight * parts["ahead"]
         parts["loss"] = parts["loss"] + self.options.guide_weight * parts["guide"]
@@ -304,36 +309,21 @@ class WhisperModule(LightningModule):
         return scheduled(optimizer, lambda step: self.rate(step))
 
 
-class Watched:
-    """A context that records the queries' inputs (B, L, H) in the cross-attention of some decoder layers, by layer."""
+@contextmanager
+def watched(model: WhisperForConditionalGeneration, layers: Iterable[int]) -> Iterator[dict[int, Tensor]]:
+    """Record the queries' inputs (B, L, H) in the cross-attention of decoder layers, by layer, within the block."""
+    decoder: Any = model.model.decoder  # torch's types allow a tensor here, too
+    inputs: dict[int, Tensor] = {}
 
-    def __init__(self, model: WhisperForConditionalGeneration, layers: Sequence[int]) -> None:
-        decoder: Any = model.model.decoder  # torch's types allow a tensor here, too
-        self.attention = {layer: decoder.layers[layer].encoder_attn for layer in layers}
-        self.inputs: dict[int, Tensor] = {}
-        self.handles: list[Any] = []
+    def keep(module: nn.Module, args: Any, kwargs: Any, layer: int) -> None:
+        inputs[layer] = args[0] if args else kwargs["hidden_states"]
 
-    def __enter__(self) -> Watched:
-        for layer, module in self.attention.items():
-
-            def keep(module: nn.Module, args: Any, kwargs: Any, layer: int = layer) -> None:
-                self.inputs[layer] = args[0] if args else kwargs["hidden_states"]
-
-            self.handles.append(module.register_forward_pre_hook(keep, with_kwargs=True))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
-def check_guided(guided: Sequence[tuple[int, int]], shape: Shape) -> None:
-    """Raise InputError for a pair (layer, head) in `guided` that the decoder does not have."""
-    if any(not (0 <= layer < shape.decoder_layers and 0 <= head < shape.attention_heads) for layer, head in guided):
-        raise InputError(
-            f"`guided` must name (layer, head) pairs of {shape.decoder_layers} decoder layers with "
-            f"{shape.attention_heads} heads, but is {guided}. Leave others out."
-        )
+    with ExitStack() as hooks:
+        for layer in layers:
+            hook = partial(keep, layer=layer)
+            handle = decoder.layers[layer].encoder_attn.register_forward_pre_hook(hook, with_kwargs=True)
+            hooks.callback(handle.remove)
+        yield inputs
 
 
 def configuration(shape: Shape, units: list[str]) -> WhisperConfig:

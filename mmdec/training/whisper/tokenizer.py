@@ -48,7 +48,7 @@ def generation_config(tokenizer: WhisperTokenizer, positions: int) -> Generation
     number: Any = tokenizer.convert_tokens_to_ids
     end, start = number(END), number(START)
     special = [number(name) for name in (START, "<|en|>", *TASKS.values(), *OTHERS[:3])]
-    config = GenerationConfig(
+    return GenerationConfig(
         decoder_start_token_id=start,
         bos_token_id=end,
         eos_token_id=end,
@@ -56,8 +56,6 @@ def generation_config(tokenizer: WhisperTokenizer, positions: int) -> Generation
         max_length=positions,
         begin_suppress_tokens=[number("Ġ"), end],
         suppress_tokens=special,
-    )
-    own = dict[str, Any](
         is_multilingual=True,
         lang_to_id={"<|en|>": number("<|en|>")},
         task_to_id={task: number(name) for task, name in TASKS.items()},
@@ -66,6 +64,3 @@ def generation_config(tokenizer: WhisperTokenizer, positions: int) -> Generation
         max_initial_timestamp_index=50,
         return_timestamps=False,
     )
-    for name, value in own.items():
-        setattr(config, name, value)
-    return config

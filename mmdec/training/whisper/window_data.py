@@ -70,7 +70,7 @@ class Window:
 class Composed:
     """A window's sound and its target tokens."""
 
-    window: Window
+    rows: tuple[int, ...]  # of the window
     sound: np.ndarray  # (T,) samples at 16 kHz
     tokens: list[int]  # the decoder's inputs
     labels: list[int]
@@ -165,7 +165,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         head = [special["<|startoftranscript|>"], special["<|en|>"], special["<|transcribe|>"]]
         tokens = [*head, special["<|notimestamps|>"]]
         labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
-        return Composed(window, sound, tokens, labels, [-1.0] * 4, "")
+        return Composed(window.rows, sound, tokens, labels, [-1.0] * 4, "")
     sound = np.concatenate(pieces)
     cut = at > limit  # from here on: whether the last utterance is too long and loses its end
     sound = sound[:limit]
@@ -186,7 +186,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         previous = other.text
     tokens, labels, times = written(spoken, tokenizer, timed, cut, previous)
     heard = "" if cut else " ".join(text for _, _, text in spoken)
-    return Composed(window, sound.astype(np.float32), tokens, labels, times, heard)
+    return Composed(window.rows, sound.astype(np.float32), tokens, labels, times, heard)
 
 
 def written(
@@ -254,7 +254,7 @@ def collate(items: Sequence[Composed], end: int) -> Batch:
         times[row, : len(item.times)] = torch.tensor(item.times)
         spelled[row, : len(letters[row])] = torch.tensor(letters[row])
     lengths = torch.tensor([len(row) for row in letters])
-    return Batch(whisper_mel(sounds), tokens, labels, spelled, lengths, times, [item.window.rows for item in items])
+    return Batch(whisper_mel(sounds), tokens, labels, spelled, lengths, times, [item.rows for item in items])
 
 
 def letters_of(text: str) -> list[int]:

@@ -67,7 +67,7 @@ def test_states_are_kept_once_and_those_of_new_recordings_are_added(folder: Path
 def test_batches_hold_all_recordings_before_one_comes_again(folder: Path) -> None:
     sentences = data(folder)
     sentences.setup("fit")
-    batches = sentences.batches.of(list(sentences.texts), np.random.default_rng(0))
+    batches = sentences.grouped(list(sentences.texts), np.random.default_rng(0))
     assert sorted(name for batch in batches for name in batch) == sorted(sentences.texts)
     assert len(sentences.texts) == 16  # two views of eight
     for batch in batches:
@@ -116,8 +116,7 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
     optimizer = module.train().configure_optimizers()["optimizer"]  # type: ignore[index] # a dictionary here
     module.log = lambda *a, **k: None  # type: ignore[method-assign] # no trainer
     module._trainer = SimpleNamespace(global_step=0)  # type: ignore[assignment]
-    logits, lengths = module(batch)
-    module.loss(logits, lengths, batch).backward()
+    module.training_step(batch, 0).backward()
     for group in optimizer.param_groups:
         group["lr"] = 0.01
     optimizer.step()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from mmdec import audio
 from mmdec.nn.dag_decoder import BOS, UNK
@@ -199,7 +200,7 @@ def test_batches_are_padded_and_move(corpus: TinyCorpus):
         assert batch.units[row, :units].tolist() == [BOS, *item.units, EOS]
         assert (batch.units[row, units:] == PAD).all()
         assert batch.text[row, :letters].tolist() == item.text
-    moved = batch.to(torch.device("meta"))
+    moved = move_data_to_device(batch, torch.device("meta"))  # as Lightning does
     for field in dataclasses.fields(batch):
         value = getattr(moved, field.name)
         assert not isinstance(value, torch.Tensor) or value.device.type == "meta"

@@ -13,8 +13,7 @@ from mmdec.nn.daspeech import DASpeech
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.ops.dag import dag_best_alignment
 from mmdec.training.daspeech.corpus import Batch
-from mmdec.training.daspeech.losses import autoregressive_loss, ctc_loss, glance, glat_ratio, graph_loss
-from mmdec.training.daspeech.module import DASpeechModule
+from mmdec.training.daspeech.module import DASpeechModule, autoregressive_loss, ctc_loss, glance, glat_ratio, graph_loss
 from mmdec.training.metrics.text import phone_distance
 from mmdec.types import InputError
 from tests.support.naive_dag import enumerated_paths

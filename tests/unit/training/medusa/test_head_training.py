@@ -11,11 +11,11 @@ from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
 from mmdec.decode.tree import HeadAccuracy
-from mmdec.drafters.medusa import WIDTH, expected
+from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.medusa.data import DETECT, Spelling, fingerprint, own_text
-from mmdec.training.medusa.module import first_heads, head_loss, head_weights, measure, simulate, spread
+from mmdec.training.medusa.module import first_heads, head_loss, measure, simulate, spread
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.training.whisper.tokenizer import build_tokenizer
 from mmdec.types import InputError
@@ -127,11 +127,12 @@ def test_own_text_is_what_generate_gives(nodes: int) -> None:
     made = MedusaHeads(MedusaConfig(32, model.config.vocab_size, heads=4))
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=0.2)
+    drafter = Medusa(made, model.proj_out) if nodes else None
     timed = [row % 2 == 1 for row in range(6)]
     head = [SOT, LANGUAGES["<|de|>"], TASKS["transcribe"]]
     prompts = [head if flag else [*head, NO_TIMESTAMPS] for flag in timed]
-    found = own_text(model, states, prompts, timed, 30, made, nodes)
-    found_before = own_text(model, states, [[PREVIOUS, 5, 6, *prompts[0]], *prompts[1:]], timed, 30, made, nodes)
+    found = own_text(model, states, prompts, timed, 30, drafter, nodes)
+    found_before = own_text(model, states, [[PREVIOUS, 5, 6, *prompts[0]], *prompts[1:]], timed, 30, drafter, nodes)
     assert found_before[1:] == found[1:]
     assert found_before[0] != found[0]
 
@@ -189,15 +190,6 @@ def test_prompts_are_the_models_own() -> None:
         Spelling(tokenizer, many, "fr", "sing")
     with pytest.raises(InputError, match="`language`"):
         Spelling(tokenizer, english, "fr", "transcribe")
-
-
-def test_weights_of_heads() -> None:
-    assert head_weights("medusa", 2) == [0.8, 0.8**2]
-    assert head_weights("mean", 2) == [1, 1]
-    assert head_weights([0, 3], 2) == [0, 3]
-    for wrong in ("sum", [1.0], [1.0, -1.0], [0.0, 0.0]):
-        with pytest.raises(InputError, match="`weights`"):
-            head_weights(wrong, 2)
 
 
 def test_a_new_block_is_the_decoders_last_layer() -> None:
