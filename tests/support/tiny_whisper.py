@@ -15,7 +15,7 @@ from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForCondi
 
 from mmdec.hub.medusa import save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
+from mmdec.training.whisper.window_data import build_tokenizer, generation_config
 
 FRAMES = 100  # in a second of features
 STEPS = FRAMES // 2  # the encoder's, of 0.02 s

@@ -26,8 +26,8 @@ from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.token_pieces import FIRST, TokenPieces
 from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.ctc.data import CLEAN
 from mmdec.training.ctc.module import load_module
-from mmdec.training.ctc.states import CLEAN
 from mmdec.training.ctc.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore

@@ -23,8 +23,8 @@ from mmdec.nn.ctc_head import CtcHead, collapse
 from mmdec.nn.whisper_encoder import TAIL
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.ctc.data import SpeechEncoder, WhisperReader, load_speech_encoder
 from mmdec.training.ctc.module import load_module
-from mmdec.training.ctc.states import SpeechEncoder, WhisperReader, load_speech_encoder
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.types import told
 

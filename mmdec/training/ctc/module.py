@@ -16,8 +16,7 @@ from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
 from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
 from mmdec.training.checkpoints import keep_options, load_averaged, read_start
-from mmdec.training.ctc.data import CtcBatch
-from mmdec.training.ctc.states import STATES
+from mmdec.training.ctc.data import STATES, CtcBatch
 from mmdec.training.daspeech.module import ctc_loss, load_network
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, seed_step
@@ -114,7 +113,8 @@ class CtcModule(LightningModule):
         return ((steps >= begins) & (steps < begins + spans)).any(1)
 
     def training_step(self, batch: CtcBatch, batch_idx: int) -> Tensor:
-        loss = ctc_loss(*self(batch), batch.pieces, batch.piece_lengths)
+        logits, lengths = self(batch)
+        loss = ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
         self.log("train/ctc", loss.detach(), batch_size=len(batch.rows), sync_dist=True)
         self.log("step", float(self.global_step))
         return loss

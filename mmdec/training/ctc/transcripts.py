@@ -29,8 +29,7 @@ from mmdec.nn.token_pieces import MARK, TokenPieces, frequent_tokens
 from mmdec.nn.whisper_encoder import STEP, whisper_mel
 from mmdec.targets.whisper_call import context_frames, encode
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.ctc.data import StoredBatches
-from mmdec.training.ctc.states import Distortion, distort
+from mmdec.training.ctc.data import Distortion, StoredBatches, distort
 from mmdec.training.medusa.data import ends, own_text
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict

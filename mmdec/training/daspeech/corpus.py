@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, final
@@ -293,24 +294,20 @@ class SpeechTranslationData(LightningDataModule):
         self.acoustic = acoustic
         self.validation_rows, self.validation_split = validation_rows, validation_split
         self.bad = BadRows()
-        self._units: list[str] | None = None
         self.train_set: SpeechDataset | None = None
         self.validation_set: SpeechDataset | None = None
 
-    @property
+    @cached_property
     def units(self) -> list[str]:
         """Return the vocabulary: the phones of the training split's alignments."""
-        if self._units is None:
-            rows, _ = read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)
-            self._units = vocabulary(rows)
-        return self._units
+        return vocabulary(read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)[0])
 
     def prepare_data(self) -> None:
         """Check that the splits share no recordings, and compute missing features, in one process only."""
         splits = ("train", self.validation_split)
         names = ([name for name, _ in read_translations(self.cvss, split, self.admission)] for split in splits)
         check_apart(names, "recordings", "Take them out of train.tsv.")
-        for split in ("train", self.validation_split):
+        for split in splits:
             self._dataset(split, BadRows())
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
@@ -342,8 +339,7 @@ class SpeechTranslationData(LightningDataModule):
         if not kept:
             raise no_rows(split, bad)
         self.admission.check(unread, len(rows), table)
-        if limit is not None:
-            kept = kept[:limit]
+        kept = kept[:limit]
         return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
 
     def misfit(self, row: SpeechPair, frames: int) -> str | None:
@@ -427,7 +423,6 @@ class Shards:
         found = [_pair(json.loads(line), folder, number) for number, line in enumerate(lines, 1)]
         self.pairs = [pair for pair, _ in found]
         self.lengths = np.array([frames for _, frames in found], np.int64)
-        self.reasons: dict[str, str] = {}  # why a recording has no features; empty: shards hold no bad ones
         if len(found) != len(self._data):
             raise InputError(
                 f"`shards` must have a row for each item, but '{folder}' has {len(found)} rows and {len(self._data)} "

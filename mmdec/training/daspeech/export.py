@@ -24,8 +24,7 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
-    """Load the training module with its checkpoints' average weights. Returns the module and the last checkpoint's
-    step."""
+    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
     return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
 
 

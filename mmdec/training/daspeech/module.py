@@ -230,15 +230,12 @@ class DASpeechModule(LightningModule):
         self.options = DASpeechOptions(**options)
         keep_options(self, self.options)
         self.config = self.options.network()
-        self.network = self.build(len(units))
+        kind = DASpeech if self.options.mu > 0 else SpeechToUnits
+        self.network: SpeechToUnits = kind(self.config, len(units))
         self.augmentation = augmentation or Augmentation()
         self.rate = Schedule(
             self.options.schedule, self.options.warmup, self.options.decay_from, self.options.decay_steps
         )
-
-    def build(self, num_units: int) -> SpeechToUnits:
-        kind = DASpeech if self.options.mu > 0 else SpeechToUnits
-        return kind(self.config, num_units)
 
     def setup(self, stage: str) -> None:
         """Check that the data has the model's graph size, because it leaves out rows that do not fit the graph."""

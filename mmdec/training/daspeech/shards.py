@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,10 @@ class ShardedData(SpeechTranslationData):
             self.opened[split] = Shards(self.shards / split)
         return self.opened[split]
 
-    @property
+    @cached_property
     def units(self) -> list[str]:
         """Return the vocabulary: the phones of the training split's alignments."""
-        if self._units is None:
-            self._units = vocabulary(self.opened_shards("train").pairs)
-        return self._units
+        return vocabulary(self.opened_shards("train").pairs)
 
     def prepare_data(self) -> None:
         """Check that the splits share no recordings. Nothing needs to be computed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.audio import SAMPLE_RATE
+from mmdec.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.decode.budget import Budget
 from mmdec.decode.loop import decode
 from mmdec.decode.sampling import Sequences, Stop
@@ -46,7 +47,6 @@ from mmdec.training.whisper.window_data import (
     chapters_of,
     check_utterances_apart,
     compose,
-    cut_long,
     durations,
     plan_windows,
 )
@@ -229,6 +229,23 @@ class HeadWindows(Dataset[HeadBatch]):
         what = (FORMAT, window.seed, window.seconds, astuple(self.how), self.spelling.head)
         digest.update(repr(what).encode())
         return digest.hexdigest()
+
+
+def cut_long(
+    rows: Sequence[Utterance], seconds: Sequence[float], longest: float
+) -> tuple[list[Utterance], list[float]]:
+    """Cut utterances longer than `longest` seconds at pauses into parts, whose texts are unknown. Returns all
+    utterances and parts, and their durations.
+    seconds: the duration of each of `rows`."""
+    cut, lengths = list[Utterance](), list[float]()
+    for row, length in zip(rows, seconds, strict=True):
+        parts: list[tuple[int, int] | None] = [None]
+        if length > longest:
+            parts = [*split_at_pauses(row.samples(), longest, long_pause=math.inf)]
+        for part in parts:
+            cut.append(row if part is None else replace(row, text="", part=part))
+            lengths.append(length if part is None else (part[1] - part[0]) / SAMPLE_RATE)
+    return cut, lengths
 
 
 @dataclass(frozen=True)

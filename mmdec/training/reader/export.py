@@ -106,12 +106,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
         model.ngram = french_ngram(runs.ngram, pieces)
     if runs.english_ngram:
         model.written = english_ngram(runs.english_ngram, english)
-    if runs.voice:
-        tts, phones = load_acoustic(runs.voice, "voice")
-        voice = PhoneVoice(tts.config, len(phones))
-        voice.tts = tts
-    else:
-        voice, phones = base.voice, base.phones
+    voice, phones = read_voice(runs.voice) if runs.voice else (base.voice, base.phones)
     pronunciation = runs.pronunciation or base.pronunciation
     graph = model.decoder is not None
     chosen = strategy or ("lookahead" if graph else "autoregressive")
@@ -123,13 +118,21 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
         vocoder=load_vocoder(runs.vocoder) if runs.vocoder else base.vocoder,
         pieces=pieces,
         english=english,
-        phones=tuple(phones),
+        phones=phones,
         speller=Speller.read(pronunciation),
         pronunciation=pronunciation,
         decoding=check_decoding(Decoding(chosen, collapse=True), graph),
         name=out.name,
     )
     return save_heard(out, parts, provenance={"training": training})
+
+
+def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
+    """Load the voice of an acoustic-stage run, and its phones ordered by id. Raises InputError for damaged files."""
+    tts, phones = load_acoustic(folder, "voice")
+    voice = PhoneVoice(tts.config, len(phones))
+    voice.tts = tts
+    return voice, tuple(phones)
 
 
 def french_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:

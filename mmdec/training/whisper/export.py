@@ -12,29 +12,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
+from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
 
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.publish import keep_card, whole_folder, write_provenance
 from mmdec.training.checkpoints import load_averaged, newest
 from mmdec.training.whisper.module import Shape, WhisperModule
-from mmdec.training.whisper.tokenizer import generation_config
+from mmdec.training.whisper.window_data import generation_config
 from mmdec.types import told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
-    """Load the training module with the average weights of the checkpoints. Returns the module, and the training step
-    of the last checkpoint."""
+    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
     return load_averaged(
         lambda options: WhisperModule(**{**options, "shape": Shape(**options["shape"]), "start": None}), checkpoints
     )
-
-
-def finished(module: WhisperModule, tokenizer: WhisperTokenizer) -> WhisperForConditionalGeneration:
-    """Return the module's Whisper, ready for use, with generation settings that fit the tokenizer."""
-    model = module.model
-    model.generation_config = generation_config(tokenizer, module.shape.target_positions)
-    return model.eval()
 
 
 def export(
@@ -47,10 +39,10 @@ def export(
     """
     module, step = load_module(checkpoints)
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)
-    model = finished(module, tokenizer)
+    model, settings = module.model, generation_config(tokenizer, module.shape.target_positions)
+    model.generation_config = settings
     if alignment:
-        heads = [list(pair) for pair in alignment]
-        model.generation_config.alignment_heads = heads  # type: ignore[attr-defined] # undeclared by transformers
+        settings.alignment_heads = [list(pair) for pair in alignment]  # type: ignore[attr-defined] # undeclared
     with whole_folder(out) as fresh:
         model.half().save_pretrained(fresh)
         WhisperProcessor(WhisperFeatureExtractor(feature_size=module.shape.mels), tokenizer).save_pretrained(fresh)

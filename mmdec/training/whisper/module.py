@@ -28,8 +28,7 @@ from mmdec.hub.whisper import HEADS, read_model
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training.checkpoints import keep_options
 from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step, token_weight
-from mmdec.training.whisper.tokenizer import END, START
-from mmdec.training.whisper.window_data import IGNORED, LETTERS, Batch
+from mmdec.training.whisper.window_data import END, IGNORED, LETTERS, START, Batch
 from mmdec.types import InputError
 
 FIRST_SCALE = 1.3  # initial scale of the first encoder layer's queries and keys: attention is about five positions wide

@@ -1,14 +1,16 @@
-"""Whisper's training windows: utterances of one chapter joined to at most 30 s, with noise and reverberation, and their
-tokens; and batches of these windows.
+"""Whisper's training windows: utterances of one chapter joined to at most 30 s, with noise and reverberation; their
+tokens, by a tokenizer in Whisper's format that is learned from the texts; and batches of these windows.
 
 All randomness of a window follows from its own seed. The batches of an epoch follow from (seed, epoch) only.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,11 +20,12 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
+from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from transformers import WhisperTokenizer
+from transformers import GenerationConfig, WhisperTokenizer
 
-from mmdec.audio import SAMPLE_RATE, split_at_pauses
+from mmdec.audio import SAMPLE_RATE
 from mmdec.nn.whisper_encoder import HOP, whisper_mel
 from mmdec.training.checkpoints import token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart, seconds_of
@@ -36,9 +39,12 @@ from mmdec.training.whisper.augment import (
     reverberate,
     speed_perturb,
 )
-from mmdec.training.whisper.tokenizer import END, build_tokenizer
 from mmdec.types import InputError
 
+END, START = "<|endoftext|>", "<|startoftranscript|>"
+TASKS = {"translate": "<|translate|>", "transcribe": "<|transcribe|>"}
+OTHERS = ("<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")
+PRECISION = 0.02  # seconds between two timestamp tokens
 SECONDS = 30
 LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC head's characters, from index 1; index 0 is the blank
 IGNORED = -100  # label of positions that do not count in the loss: torch's default
@@ -182,8 +188,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     sound *= draw.uniform(0.1, 0.95) / max(float(np.abs(sound).max()), 1e-4)
     previous = ""
     if draw.random() < how.previous:
-        other = utterances[window.rows[int(draw.integers(len(window.rows)))]]
-        previous = other.text
+        previous = utterances[window.rows[int(draw.integers(len(window.rows)))]].text
     tokens, labels, times = written(spoken, tokenizer, timed, cut, previous)
     heard = "" if cut else " ".join(text for _, _, text in spoken)
     return Composed(window.rows, sound.astype(np.float32), tokens, labels, times, heard)
@@ -366,7 +371,7 @@ class WindowData(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         assert self.trainer is not None
         epoch, world, options = self.trainer.current_epoch, self.trainer.world_size, self.options
-        longest = [seconds for begin, seconds in options.lengths if begin <= epoch][-1]
+        longest, pause = [seconds for begin, seconds in options.lengths if begin <= epoch][-1], self.composition.pause
         seeds = [options.seed, epoch]
         sizes, draw = np.random.default_rng(seeds), np.random.default_rng([*seeds, 1])
         batches = []
@@ -377,17 +382,7 @@ class WindowData(LightningDataModule):
             padded = SECONDS if whole else min(SECONDS, length + sizes.uniform(0.3, 2.0))
             # at least `world` windows, so that each process gets one
             total = world * max(options.batch_seconds, padded)
-            batches.append(
-                plan_windows(
-                    self.chapters,
-                    self.train_seconds,
-                    draw,
-                    total,
-                    length,
-                    padded,
-                    self.composition.pause,
-                )
-            )
+            batches.append(plan_windows(self.chapters, self.train_seconds, draw, total, length, padded, pause))
         dataset = Windows(self.train_rows, self.tokenizer, self.composition)
         mine = rows_of(batches, self.trainer.global_rank, world)
         return DataLoader(dataset, batch_sampler=mine, collate_fn=dataset.collate, num_workers=options.workers)
@@ -408,23 +403,6 @@ class WindowData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate)
 
 
-def cut_long(
-    rows: Sequence[Utterance], seconds: Sequence[float], longest: float
-) -> tuple[list[Utterance], list[float]]:
-    """Cut utterances longer than `longest` seconds at pauses into parts, whose texts are unknown. Returns all
-    utterances and parts, and their durations.
-    seconds: the duration of each of `rows`."""
-    cut, lengths = list[Utterance](), list[float]()
-    for row, length in zip(rows, seconds, strict=True):
-        parts: list[tuple[int, int] | None] = [None]
-        if length > longest:
-            parts = [*split_at_pauses(row.samples(), longest, long_pause=math.inf)]
-        for part in parts:
-            cut.append(row if part is None else replace(row, text="", part=part))
-            lengths.append(length if part is None else (part[1] - part[0]) / SAMPLE_RATE)
-    return cut, lengths
-
-
 def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance]) -> None:
     """Raise InputError if a recording is in both the training and the development split, even under different names."""
     both = ((os.path.realpath(row.path) for row in rows) for rows in (train, dev))
@@ -437,6 +415,54 @@ def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
     if options.get("composition") is not None:
         options["composition"] = Composition(**options["composition"])
     return options
+
+
+def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
+    """Build an English tokenizer in Whisper's format: byte-level pieces learned from `texts`, then Whisper's special
+    tokens in their order, then the timestamps of a 30 s window (Radford et al. 2022, section 2.3).
+    pieces: their number, 256 bytes included."""
+    learner = ByteLevelBPETokenizer()
+    learner.train_from_iterator(
+        (f" {text}" for text in texts), vocab_size=max(pieces, 256), min_frequency=2, show_progress=False
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        learner.save_model(folder)
+        vocab = json.loads((Path(folder) / "vocab.json").read_text(encoding="utf-8"))
+        lines = (Path(folder) / "merges.txt").read_text(encoding="utf-8").splitlines()
+        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")  # no British spellings to convert
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        tokenizer = WhisperTokenizer(
+            vocab=vocab, merges=merges, normalizer_file=str(Path(folder) / "normalizer.json"), pad_token=END
+        )
+    special = [START, "<|en|>", *TASKS.values(), *OTHERS]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})  # type: ignore[arg-type] # a list of texts is taken
+    stamps = round(SECONDS / PRECISION) + 1
+    tokenizer.add_tokens([f"<|{step * PRECISION:.2f}|>" for step in range(stamps)])
+    tokenizer.set_prefix_tokens(language="english", task="transcribe")
+    return tokenizer
+
+
+def generation_config(tokenizer: WhisperTokenizer, positions: int) -> GenerationConfig:
+    """Return the generation settings for this tokenizer. positions: number of positions of the decoder."""
+    number: Any = tokenizer.convert_tokens_to_ids
+    end, start = number(END), number(START)
+    special = [number(name) for name in (START, "<|en|>", *TASKS.values(), *OTHERS[:3])]
+    return GenerationConfig(
+        decoder_start_token_id=start,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        max_length=positions,
+        begin_suppress_tokens=[number("Ġ"), end],
+        suppress_tokens=special,
+        is_multilingual=True,
+        lang_to_id={"<|en|>": number("<|en|>")},
+        task_to_id={task: number(name) for task, name in TASKS.items()},
+        no_timestamps_token_id=number("<|notimestamps|>"),
+        prev_sot_token_id=number("<|startofprev|>"),
+        max_initial_timestamp_index=50,
+        return_timestamps=False,
+    )
 
 
 def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> WhisperTokenizer:

@@ -14,9 +14,17 @@ import mmdec
 from mmdec.audio import load_audio
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.ctc import evaluate
-from mmdec.training.ctc.data import KeptStates, SentenceData
+from mmdec.training.ctc.data import (
+    CLEAN,
+    Distortion,
+    KeptStates,
+    SentenceData,
+    distort,
+    keep_states,
+    load_speech_encoder,
+    state_name,
+)
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.ctc.states import CLEAN, Distortion, distort, keep_states, load_speech_encoder, state_name
 from mmdec.training.stores import FrameStore
 from mmdec.types import InputError, told
 from tests.support.tiny_heard import write as write_translator

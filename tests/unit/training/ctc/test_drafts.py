@@ -19,8 +19,8 @@ from mmdec.nn.token_pieces import MARK
 from mmdec.targets.whisper import WhisperTarget, generate_processors
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc import drafts
+from mmdec.training.ctc.data import CLEAN
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.ctc.states import CLEAN
 from mmdec.training.ctc.transcripts import TranscriptData, WindowReader, joined_windows, labels
 from mmdec.training.medusa.data import own_text
 from mmdec.types import Plan

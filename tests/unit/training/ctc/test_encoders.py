@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2Model
 
-from mmdec.training.ctc.states import load_speech_encoder
+from mmdec.training.ctc.data import load_speech_encoder
 from mmdec.types import InputError
 from tests.support.tiny_whisper import build
 

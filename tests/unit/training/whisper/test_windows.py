@@ -13,16 +13,17 @@ from mmdec.audio import save_audio
 from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.whisper.tokenizer import build_tokenizer, generation_config
+from mmdec.training.medusa.data import cut_long
 from mmdec.training.whisper.window_data import (
     IGNORED,
     PLAIN,
     Composition,
     Window,
+    build_tokenizer,
     chapters_of,
     collate,
     compose,
-    cut_long,
+    generation_config,
     letters_of,
     plan_windows,
 )
