@@ -26,7 +26,17 @@ from mmdec.cli.jobs import (
     try_write,
 )
 from mmdec.cli.many import Spread, Work, spreading
-from mmdec.cli.options import VLM_MODEL, Device, Dtype, JsonLines, MinConfidence, Model, Threads, dtype_or_quick
+from mmdec.cli.options import (
+    VLM_MODEL,
+    Device,
+    Dtype,
+    JsonLines,
+    MinConfidence,
+    Model,
+    Threads,
+    dtype_or_quick,
+    silence_transformers,
+)
 from mmdec.pipelines.many import results_of
 
 if TYPE_CHECKING:
@@ -101,14 +111,14 @@ def describe(
         return spread.run(work, images, output, ("image", PICTURES), refused)
     files = input_files(images, "image", PICTURES, output)
     questions = [together_as_one(files)] if together else files
-    targets: list[Path | None] = [None] * len(questions)
-    if output is not None:
-        sources = [file.path for file in files]
-        targets = [*output_paths(sources, output, (".txt", ".json"), suffix, len(questions))]
+    targets = output_paths([file.path for file in files], output, (".txt", ".json"), suffix, len(questions))
     jobs = Jobs(questions, targets, model)
     comparer = Comparer(compare, drafter, stream=stream)
     with loading(model, quiet=as_json):
-        vlm = _load(model, device, dtype)
+        from mmdec.hub.vlm import load_vlm
+
+        silence_transformers()
+        vlm = load_vlm(model, device, dtype_or_quick(dtype, device))
     asked: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]
     speaker = partial(_speak, jobs.several) if stream else None
     results = _descriptions(asked, prompt, vlm, options, speaker, comparer)
@@ -133,16 +143,6 @@ def _speak(several: bool, image: Any) -> Callable[[str], None]:
 
 def _content(result: Description, suffix: str) -> str:
     return (json_text(result.to_dict(), 2) if suffix == ".json" else result.text) + "\n"
-
-
-def _load(model: str, device: str | None, dtype: str | None) -> LoadedVlm:
-    from transformers.utils import logging
-
-    from mmdec.hub.vlm import load_vlm
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    return load_vlm(model, device, dtype_or_quick(dtype, device))
 
 
 def _descriptions(

@@ -92,15 +92,18 @@ def _refusal(name: str, argument: str) -> str:
 
 
 def output_paths(
-    inputs: Sequence[Path], output: Path, suffixes: Sequence[str], suffix: str, count: int | None = None
-) -> list[Path]:
+    inputs: Sequence[Path], output: Path | None, suffixes: Sequence[str], suffix: str, count: int | None = None
+) -> Sequence[Path | None]:
     """Choose the output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the
     directory `output` that ends in `suffix`. Inputs with the same name get different outputs, which differ in more than
     capitals and accents' encoding, as some file systems need; no input is overwritten.
 
     count: number of outputs, named after the first inputs; None: one for each input.
+    Returns: the paths; None for each input if `output` is None: nothing is written.
     """
     named = inputs[:count]
+    if output is None:
+        return [None] * len(named)
     above = next((folder for folder in output.parents if os.path.lexists(folder)), None)
     if above is not None and not os.path.isdir(above):
         raise InputError(f"`--output` must lie in a directory, but '{above}' is none. Name another.")
@@ -128,11 +131,6 @@ def output_paths(
     return targets
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text in one step; on an error the old file stays. Missing folders are created."""
-    write_whole(path, text.encode("utf-8"))
-
-
 def unwritten(path: Path, error: OSError) -> str:
     """Return the error message for an output file that could not be written."""
     return f"the output '{printable(str(path))}' cannot be written: {reason(error)}"
@@ -143,7 +141,7 @@ def try_write(target: Path | None, text: str) -> str:
     if target is None:
         return ""
     try:
-        write_text(target, text)
+        write_whole(target, text.encode())
     except OSError as error:
         return unwritten(target, error)
     except InputError as error:  # a folder's limits or a pipe, for example, make writing in one step impossible
@@ -228,18 +226,16 @@ EVERY = 30.0  # seconds between two lines; shorter work prints none
 
 
 @contextmanager
-def loading(model: str, quiet: bool = False, timer: Callable[..., Any] = threading.Timer) -> Iterator[None]:
+def loading(model: str, quiet: bool = False) -> Iterator[None]:
     """Print "loading ..." on a terminal if the block takes more than half a second (importing torch, reading weights).
 
-    Nothing is printed if stderr is not a terminal.
-
-    model: the model's name or path. quiet: never print. timer: makes a timer from (seconds, function).
+    Nothing is printed if stderr is not a terminal. quiet: never print.
     """
     if quiet or not sys.stderr.isatty():
         yield
         return
     line = f"loading {printable(model)} ..."
-    waiting = timer(AFTER, lambda: print(line, file=sys.stderr, flush=True))
+    waiting = threading.Timer(AFTER, lambda: print(line, file=sys.stderr, flush=True))
     waiting.daemon = True
     waiting.start()
     try:
@@ -251,12 +247,12 @@ def loading(model: str, quiet: bool = False, timer: Callable[..., Any] = threadi
 class Lines:
     """Prints the progress, at most once in `EVERY` seconds. count: print "n of m" instead of a percentage."""
 
-    def __init__(self, count: bool, now: Callable[[], float] = time.monotonic) -> None:
-        self._count, self._now, self._last = count, now, now()
+    def __init__(self, count: bool) -> None:
+        self._count, self._last = count, time.monotonic()
 
     def tell(self, task: Any) -> None:
         """Print a line. task: a task of rich, with description, completed and total."""
-        now = self._now()
+        now = time.monotonic()
         if now - self._last < EVERY:
             return
         self._last = now
@@ -267,11 +263,8 @@ class Lines:
 
 
 @contextmanager
-def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """Make a progress bar on stderr, or lines if stderr is not a terminal. count: show "n of m".
-
-    now: the clock for the lines, in seconds.
-    """
+def progress_bar(count: bool) -> Iterator[Progress]:
+    """Make a progress bar on stderr, or lines if stderr is not a terminal. count: show "n of m"."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -286,7 +279,7 @@ def progress_bar(count: bool, now: Callable[[], float] = time.monotonic) -> Iter
             super().advance(task_id, advance)
             lines.tell(self._tasks[task_id])
 
-    lines, console = Lines(count, now), Console(stderr=True)
+    lines, console = Lines(count), Console(stderr=True)
     counter = [MofNCompleteColumn()] if count else []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counter, TimeRemainingColumn())
     kind = Progress if console.is_terminal else Told

@@ -8,10 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, final, get_type_hints
+from typing import Annotated, Any, final
 
 import typer
 
@@ -19,6 +17,7 @@ from mmdec import InputError
 from mmdec.checks.arguments import show
 from mmdec.checks.files import json_text
 from mmdec.cli.jobs import input_files, progress_bar
+from mmdec.cli.options import with_options
 from mmdec.pipelines.manifest import SUFFIXES, Row, is_manifest, read_manifest
 from mmdec.pipelines.many import COLUMNS, Work, run_here
 
@@ -134,15 +133,4 @@ def _rows(
 
 def spreading(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorate a verb for typer: it gets the options of `Spread`, as its argument `spread`."""
-    own = [option for name, option in signature(verb, eval_str=True).parameters.items() if name != "spread"]
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(Spread, name), annotation=hint)
-        for name, hint in get_type_hints(Spread, include_extras=True).items()
-    ]
-
-    @wraps(verb)
-    def command(**values: Any) -> None:
-        verb(spread=Spread(**{option.name: values.pop(option.name) for option in options}), **values)
-
-    vars(command)["__signature__"] = Signature([*own, *options])  # typer reads the options from the signature
-    return command
+    return with_options(verb, Spread, lambda spread, values: verb(spread=spread, **values))

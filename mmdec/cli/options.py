@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -111,12 +114,21 @@ def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False
     return quick_dtype(device) if dtype is None else check_dtype(dtype, integers)
 
 
+def silence_transformers() -> None:
+    """Turn off transformers' warnings and progress bars: stderr is for mmdec's own."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def log(line: str) -> None:
     """Print a line of progress on stderr."""
     print(line, file=sys.stderr)
 
 
 STDOUT = "-"
+Options = TypeVar("Options")
 
 
 class Verb(TyperCommand):
@@ -137,22 +149,24 @@ class Verb(TyperCommand):
         return super().parse_args(ctx, whole)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command as click does, with errors that name options as typed."""
-        try:
+        with _errors_as_typed(self.params):
             return super().invoke(ctx)
-        except InputError as error:
-            raise InputError(as_typed(str(error), self.params)) from error
 
 
 class VerbGroup(TyperGroup):
     """A command with subcommands. Its error messages, like all others, name options as the user types them."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command as click does, with errors that name options as typed."""
-        try:
+        with _errors_as_typed(self.params):
             return super().invoke(ctx)
-        except InputError as error:
-            raise InputError(as_typed(str(error), self.params)) from error
+
+
+@contextmanager
+def _errors_as_typed(params: Iterable[Any]) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(as_typed(str(error), params)) from error
 
 
 def as_typed(message: str, params: Iterable[Any]) -> str:
@@ -167,3 +181,26 @@ def as_typed(message: str, params: Iterable[Any]) -> str:
 def as_verb(example: str) -> dict[str, Any]:
     """Make the arguments of typer's `command`. example: an example call without `mmdec`, which ends the help."""
     return {"cls": Verb, "epilog": f"Example: mmdec {example}"}
+
+
+def with_options(
+    verb: Callable[..., Any], kind: type[Options], run: Callable[[Options, dict[str, Any]], None]
+) -> Callable[..., None]:
+    """Decorate a verb for typer: the annotated fields of the dataclass `kind` become options, too.
+
+    run: called with the dataclass and the verb's own values. An argument `spread` of the verb is no option.
+    """
+    own = [option for name, option in signature(verb, eval_str=True).parameters.items() if name != "spread"]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(kind, name), annotation=hint)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if get_origin(hint) is Annotated
+    ]
+
+    @wraps(verb)
+    def command(**values: Any) -> None:
+        made = kind(**{option.name: values.pop(option.name) for option in options})
+        run(made, values)
+
+    vars(command)["__signature__"] = Signature([*own, *options])  # typer reads the options from the signature
+    return command

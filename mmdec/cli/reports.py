@@ -6,17 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import wraps
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmdec import InputError
-from mmdec.checks.files import json_text, printable
-from mmdec.cli.jobs import write_text
-from mmdec.cli.options import STDOUT
+from mmdec.checks.files import json_text, printable, write_whole
+from mmdec.cli.options import STDOUT, with_options
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_json
 
 if TYPE_CHECKING:
@@ -115,7 +112,7 @@ class Destinations:
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))
         if self.output is not None:
-            write_text(self.output, text)
+            write_whole(self.output, text.encode())
         if self.plots is not None:
             from mmdec.evaluation.bench.plots import plot_run
 
@@ -125,7 +122,7 @@ class Destinations:
             if target == STDOUT:
                 sys.stdout.write(content)
             elif target is not None:
-                write_text(Path(target), content)
+                write_whole(target, content.encode())
         if STDOUT not in (self.json, self.markdown):
             show(screen(run, changes))
 
@@ -135,24 +132,15 @@ def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None
 
     The exit code is 1 if a run lacks a benchmark.
     """
-    own = signature(verb, eval_str=True).parameters
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for name, hint in get_type_hints(Destinations, include_extras=True).items()
-        if get_origin(hint) is Annotated
-    ]
 
-    @wraps(verb)
-    def command(**values: Any) -> None:
-        to = Destinations(**{option.name: values.pop(option.name) for option in options})
+    def deliver(to: Destinations, values: dict[str, Any]) -> None:
         found = verb(**values)
         run = found if isinstance(found, BenchRun) else BenchRun((found,))
         to.deliver(run)
         if run.left_out:
             raise typer.Exit(1)
 
-    vars(command)["__signature__"] = Signature([*own.values(), *options])  # typer reads the options from the signature
-    return command
+    return with_options(verb, Destinations, deliver)
 
 
 def deliver_report(
@@ -165,7 +153,7 @@ def deliver_report(
     text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
     for path in (output, None if json_to in (None, STDOUT) else Path(str(json_to))):
         if path is not None:
-            write_text(path, text)
+            write_whole(path, text.encode())
     if json_to == STDOUT:
         sys.stdout.write(text)
     else:

@@ -28,12 +28,13 @@ from mmdec.cli.options import (
     Model,
     Threads,
     dtype_or_quick,
+    silence_transformers,
 )
 from mmdec.pipelines.many import results_of
 from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock, srt, vtt
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
     from mmdec import StreamUpdate
     from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
@@ -231,7 +232,8 @@ def _files(
     """Transcribe files and folders. form: the output's format, whether JSON is printed. placed: device, dtype."""
     kind, as_json = form
     files = input_files(inputs, "audio", SOUNDS, output)
-    jobs = Jobs(files, _targets([file.path for file in files], output, kind), model)
+    targets = output_paths([file.path for file in files], output, tuple(SUFFIXES.values()), SUFFIXES[kind])
+    jobs = Jobs(files, targets, model)
     with loading(model, quiet=as_json):
         whisper = _load(model, *placed)
     results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
@@ -288,12 +290,9 @@ def _live(
 
 
 def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
-    from transformers.utils import logging
-
     from mmdec.pipelines.transcription.transcribe import load_transcriber
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     return load_transcriber(model, device, dtype_or_quick(dtype, device, integers=True))
 
 
@@ -308,22 +307,14 @@ def _transcripts(
         for start in range(0, len(inputs), size):
             batch = list(inputs[start : start + size])
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
-            on_progress = partial(_advance, progress, task)
+
+            def on_progress(done: float, total: float, task: TaskID = task) -> None:
+                progress.update(task, completed=done, total=total)
+
             call = partial(transcribe, model=whisper, progress=on_progress, **options)
             results = results_of(batch, comparer.both(call))
             progress.remove_task(task)
             yield from results
-
-
-def _advance(progress: Progress, task: TaskID, done: float, total: float) -> None:
-    progress.update(task, completed=done, total=total)
-
-
-def _targets(inputs: Sequence[Path], output: Path | None, kind: str) -> list[Path | None]:
-    """Return the output file of each input; None if its text is printed. kind: the format."""
-    if output is None:
-        return [None] * len(inputs)
-    return [*output_paths(inputs, output, tuple(SUFFIXES.values()), SUFFIXES[kind])]
 
 
 def _format(kind: str | None, output: Path | None, as_json: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,9 +93,7 @@ def translate(
             work = Work("translate", model, options=options, files=".wav", device=device, dtype=dtype, vocoder=vocoder)
             return spread.run(work, inputs, output, ("audio", SOUNDS), {})
         files = input_files(inputs, "audio", SOUNDS, output)
-        targets: Sequence[Path | None] = [None] * len(files)
-        if output is not None:
-            targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
+        targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
         jobs = Jobs(files, targets, model)
         translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))
     call = partial(mmdec.translate_speech, model=translator, **options)

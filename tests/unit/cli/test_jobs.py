@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
+from mmdec.cli import jobs
 from mmdec.cli.jobs import EVERY, Comparer, InputFile, Jobs, loading, progress_bar, warn_of_unsure
 from mmdec.pipelines.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
@@ -187,13 +188,20 @@ def test_half_is_sure_enough_and_a_model_that_is_gone_is_no_error(
 ROOT = Path(__file__).parents[3]
 
 
-def clock(*seconds: float) -> Iterator[float]:
-    yield from seconds
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the times that are read, one after the other."""
+
+    def set_times(*seconds: float) -> None:
+        times = iter(seconds)
+        monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: next(times)))
+
+    return set_times
 
 
-def test_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    times = clock(0.0, 1.0, EVERY, EVERY + 1, 2 * EVERY, 3 * EVERY, 4 * EVERY, 4 * EVERY + 1)
-    with progress_bar(count=True, now=lambda: next(times)) as progress:
+def test_a_line_now_and_then(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    clock(0.0, 1.0, EVERY, EVERY + 1, 2 * EVERY, 3 * EVERY, 4 * EVERY, 4 * EVERY + 1)
+    with progress_bar(count=True) as progress:
         task = progress.add_task("a.wav", total=4)
         for name in ("a.wav", "b.wav", "c.wav", "d.wav"):
             progress.update(task, description=name)
@@ -224,8 +232,9 @@ timers: list[Waiting] = []
 
 
 @pytest.fixture(autouse=True)
-def _no_timers() -> None:
+def _own_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     timers.clear()
+    monkeypatch.setattr(jobs, "threading", SimpleNamespace(Timer=Waiting))
 
 
 @pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (False, True), (True, True)])
@@ -233,7 +242,7 @@ def test_what_is_loaded_is_said_on_a_terminal_alone(
     terminal: bool, quiet: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    with loading("whisper-phrasebook", quiet, Waiting):
+    with loading("whisper-phrasebook", quiet):
         assert timers == []
 
 
@@ -241,7 +250,7 @@ def test_what_is_loaded_is_said_after_a_while(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with loading("a\nb", timer=Waiting):
+    with loading("a\nb"):
         (timer,) = timers
         assert (timer.seconds, timer.started, timer.daemon, timer.cancelled) == (0.5, True, True, False)
         assert capsys.readouterr() == ("", "")
@@ -252,7 +261,7 @@ def test_what_is_loaded_is_said_after_a_while(
 
 def test_a_model_that_cannot_be_loaded_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with pytest.raises(RuntimeError), loading("nowhere", timer=Waiting):
+    with pytest.raises(RuntimeError), loading("nowhere"):
         raise RuntimeError
     assert timers[0].cancelled
 
@@ -289,16 +298,16 @@ def open_terminal() -> Iterator[tuple[int, int]]:
         os.close(terminal)
 
 
-def test_what_has_no_end_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    times = clock(0.0, EVERY)
-    with progress_bar(count=False, now=lambda: next(times)) as progress:
+def test_what_has_no_end_is_counted(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    clock(0.0, EVERY)
+    with progress_bar(count=False) as progress:
         progress.update(progress.add_task("talk.mp3", total=None), completed=12.0)
     assert capsys.readouterr().err == "talk.mp3: 12\n"
 
 
-def test_what_is_not_counted_is_told_in_percent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_counted_is_told_in_percent(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds of sound, "21 of 21", say little without their unit."""
-    times = clock(0.0, EVERY)
-    with progress_bar(count=False, now=lambda: next(times)) as progress:
+    clock(0.0, EVERY)
+    with progress_bar(count=False) as progress:
         progress.update(progress.add_task("talk.mp3", total=20.0), completed=5.0)
     assert capsys.readouterr().err == "talk.mp3: 25 %\n"
