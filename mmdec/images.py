@@ -33,26 +33,26 @@ _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | Image.Image
 
 
-def read_image(source: ImageSource, name: str = "image", max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Read an image as RGB, (H, W, 3) uint8, and undo its EXIF rotation.
 
     Transparent images are drawn over white, 16 bits become 8, and an animation gives its first frame.
-    source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3). name: the argument's name in errors.
+    source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3).
     max_pixels: an image with more pixels by its header raises an error before it is decoded. A JPEG file of at most
         MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small enough.
     Raises: InputError if the file is missing, empty, no image, cut off or too large, and for a URL: nothing is
         downloaded.
     """
     if isinstance(source, np.ndarray):
-        return _array(source, name, max_pixels)
+        return _array(source, "image", max_pixels)
     if isinstance(source, Image.Image):
-        return _checked(lambda: _decode(source, name, max_pixels), name)
+        return _checked(lambda: _decode(source, "image", max_pixels), "image")
     if isinstance(source, bytes | bytearray | memoryview):
-        return _open(bytes(source), name, max_pixels)
+        return _open(bytes(source), "image", max_pixels)
     if isinstance(source, str | os.PathLike):
-        return _open(_read(source, name), f"{name} '{shown_path(source)}'", max_pixels)
+        return _open(_read(source), f"image '{shown_path(source)}'", max_pixels)
     raise InputError(
-        f"`{name}` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
+        f"`image` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
         "first."
     )
 
@@ -71,13 +71,13 @@ def _array(pixels: np.ndarray, name: str, max_pixels: int) -> np.ndarray:
     return np.ascontiguousarray(pixels)
 
 
-def _read(path: str | os.PathLike[str], name: str) -> bytes:
-    with open_regular(path, name) as descriptor, open(descriptor, "rb", closefd=False) as file:
+def _read(path: str | os.PathLike[str]) -> bytes:
+    with open_regular(path, "image") as descriptor, open(descriptor, "rb", closefd=False) as file:
         try:
             return file.read(MAX_BYTES + 1)
         except OSError as error:
             raise InputError(
-                f"`{name}` must be a readable file, but '{shown_path(path)}' is not ({reason(error)}). Check the disk."
+                f"`image` must be a readable file, but '{shown_path(path)}' is not ({reason(error)}). Check the disk."
             ) from None
 
 

@@ -25,6 +25,7 @@ HOP = 256  # samples between two frames of the target's (the translation's) spec
 WINDOW = 1024  # samples in a frame of the target's spectrogram
 MELS = 80
 LOG_FLOOR = 1e-5
+HIGHEST, DIP = 400.0, 0.2  # of a fundamental: the most Hz, and the most that the difference is at its dip
 MOMENTUM = 0.99  # momentum of fast Griffin-Lim
 _KALDI_FLOOR = float(np.finfo(np.float32).eps)  # minimum energy of a filter, before the logarithm
 
@@ -68,11 +69,11 @@ def energy(samples: Tensor) -> Tensor:
     return magnitudes(samples).square().sum(dim=-2).sqrt()
 
 
-def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: float = 0.2) -> Tensor:
+def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
     """Compute the fundamental (F,) in Hz of 16 kHz samples (T,) on the target frame grid; 0 for an unvoiced frame.
 
     YIN (de Cheveigne and Kawahara, 2002): the first dip of the cumulative mean normalised difference below
-    `threshold`, refined by a parabola. `low` and `high` bound the search in Hz.
+    `DIP`, refined by a parabola. The search is from `low` to `HIGHEST` Hz.
     """
     padded = torch.nn.functional.pad(samples, (WINDOW // 2, WINDOW // 2))
     frames = padded.unfold(0, WINDOW, HOP)  # (F, 1024)
@@ -87,9 +88,9 @@ def pitch(samples: Tensor, low: float = 60.0, high: float = 400.0, threshold: fl
     mean = difference[:, 1:].cumsum(dim=1) / steps
     dip = torch.cat([torch.ones_like(mean[:, :1]), difference[:, 1:] / mean.clamp(min=1e-9)], dim=1)  # (F, lags)
 
-    first = math.floor(SAMPLE_RATE / high)
+    first = math.floor(SAMPLE_RATE / HIGHEST)
     inner = dip[:, first : lags - 1]
-    bottom = (inner <= dip[:, first - 1 : lags - 2]) & (inner < dip[:, first + 1 : lags]) & (inner < threshold)
+    bottom = (inner <= dip[:, first - 1 : lags - 2]) & (inner < dip[:, first + 1 : lags]) & (inner < DIP)
     voiced = bottom.any(dim=1) & (power[:, 0] > 1e-4 * width * 1e-2)  # quieter than -60 dB is silence
     lag = bottom.int().argmax(dim=1) + first
     left, middle, right = (dip.gather(1, (lag + shift)[:, None])[:, 0] for shift in (-1, 0, 1))
@@ -139,6 +140,8 @@ def _kaldi(device: torch.device) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(window).float().to(device), torch.from_numpy(filters).float().to(device)
 
 
+SHORTEST_PAUSE = 0.15  # seconds: what is shorter is part of a word
+KEPT = 0.12  # seconds of silence that stay at each end of a recording that is trimmed
 STEP = 160  # samples in 10 ms, the time resolution of pauses
 MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
 MAX_SECONDS = 3_600.0
@@ -211,14 +214,13 @@ def split_at_pauses(
     samples: Tensor,
     max_seconds: float = 8.0,
     long_pause: float = 0.6,
-    min_pause: float = 0.15,
     detector: str = "energy",
 ) -> list[tuple[int, int]]:
     """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`.
 
     A pause of `long_pause` seconds always ends a piece, because another sentence begins after it. A piece that is still
-    too long is cut in the middle of its longest pause (at least `min_pause` seconds), or at its quietest point if it
-    has no pause; its parts are then cut in the same way.
+    too long is cut in the middle of its longest pause (of at least `SHORTEST_PAUSE` seconds), or at its quietest point
+    if it has no pause; its parts are then cut in the same way.
     detector: what counts as a pause. "energy": 35 dB below the loud parts. "webrtc" (extra `mmdec[vad]`): where
         WebRTC's voice detector finds no voice; it also finds pauses with noise in them.
     Returns: [(start, end), ...] in samples, which cover every sample.
@@ -230,7 +232,7 @@ def split_at_pauses(
         quiet = ~voiced_frames(samples)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], quiet.astype(np.int8), [0]])))
     pauses = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    pauses = [(a, b) for a, b in pauses if b - a >= min_pause * 100 and a > 0 and b < len(level)]
+    pauses = [(a, b) for a, b in pauses if b - a >= SHORTEST_PAUSE * 100 and a > 0 and b < len(level)]
 
     pieces: list[tuple[int, int]] = []
     waiting = [(0, len(level))]  # in frames of 10 ms
@@ -249,12 +251,12 @@ def split_at_pauses(
     return pieces
 
 
-def trim_silence(samples: Tensor, keep: float = 0.12) -> Tensor:
-    """Remove the silence at both ends of 16 kHz samples (T,), except for `keep` seconds at each end."""
+def trim_silence(samples: Tensor) -> Tensor:
+    """Remove the silence at both ends of 16 kHz samples (T,), except for `KEPT` seconds at each end."""
     loud = np.flatnonzero(~_quiet_frames(samples)[1])
     if len(loud) == 0:
         return samples
-    margin = int(keep * SAMPLE_RATE)
+    margin = int(KEPT * SAMPLE_RATE)
     return samples[max(int(loud[0]) * STEP - margin, 0) : (int(loud[-1]) + 1) * STEP + margin]
 
 

@@ -89,7 +89,7 @@ def speech(
     from mmdec.checks.arguments import check_threads
     from mmdec.evaluation.quality.judge_transcription import Judge, judged_systems
     from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
-    from mmdec.pipelines.translation.load import load
+    from mmdec.pipelines.translation.translate import load
 
     check_threads(threads)
     common = {"allow_absolute_paths": allow_absolute_paths, "limit": limit}

@@ -81,8 +81,7 @@ def translate(
     """
     with loading(model, quiet=as_json):
         import mmdec
-        from mmdec.pipelines.translation.load import load
-        from mmdec.pipelines.translation.translate import chosen_strategy
+        from mmdec.pipelines.translation.translate import chosen_strategy, load
 
         strategy = chosen_strategy(strategy, verify)
         mmdec.audio.check_detector(pauses)

@@ -29,9 +29,8 @@ from mmdec.demo.layout import (
 from mmdec.demo.race import Lane, Step, milliseconds, race_html
 from mmdec.demo.sentences import confidence, said, status
 from mmdec.pipelines.comparison import faster, verdict
-from mmdec.pipelines.translation.load import load
-from mmdec.pipelines.translation.passes import Graph, Pass
-from mmdec.pipelines.translation.translate import Translation, translate_speech
+from mmdec.pipelines.translation.translate import Translation, load, translate_speech
+from mmdec.pipelines.translation.translator import Graph, Pass
 
 WAYS = {
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",

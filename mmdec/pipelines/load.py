@@ -52,7 +52,7 @@ def load(
             "`mmdec.load_drafter(folder, model)` with the model that it drafts for."
         )
     if system in ("", TRANSLATES):
-        from mmdec.pipelines.translation.load import load as load_translator
+        from mmdec.pipelines.translation.translate import load as load_translator
 
         return load_translator(model, device, vocoder=vocoder, dtype=dtype)
     if vocoder is not None:

@@ -203,8 +203,7 @@ def _public_call(work: Work) -> Call:
     integers = work.verb == "transcribe"
     dtype = quick_dtype(work.device) if work.dtype is None else check_dtype(work.dtype, integers)
     if work.verb == "translate":
-        from mmdec.pipelines.translation.load import load
-        from mmdec.pipelines.translation.translate import translate_speech
+        from mmdec.pipelines.translation.translate import load, translate_speech
 
         model = load(work.model, work.device, vocoder=work.vocoder, dtype=dtype)
         return lambda paths: translate_speech(paths, model=model, **work.options)

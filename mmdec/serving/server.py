@@ -20,8 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
 from mmdec.serving.engines import Served
-from mmdec.serving.metrics import Metrics
-from mmdec.serving.waiting import Job, Stopped, Worker
+from mmdec.serving.waiting import Job, Metrics, Stopped, Worker
 
 log = logging.getLogger(__name__)
 UNCACHED = {"Cache-Control": "no-store"}

@@ -21,8 +21,8 @@ from mmdec import cli
 from mmdec.drafters import registry
 from mmdec.hub.vlm import load_vlm
 from mmdec.hub.whisper import load_whisper
+from mmdec.pipelines.call import as_drafter
 from mmdec.pipelines.description.describe import available_drafters
-from mmdec.pipelines.drafters import as_drafter
 from tests.conftest import buzz
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import write as write_vlm

@@ -27,7 +27,7 @@ import mmdec
 from mmdec import cli
 from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import load_whisper
-from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import load
 from mmdec.types import CACHE, MmdecError
 from tests.conftest import RATE, buzz
 from tests.support.odd_values import FRESH, PLAIN, WORDS

@@ -19,8 +19,7 @@ import torch
 
 from mmdec import audio
 from mmdec.pipelines.inputs import read
-from mmdec.pipelines.translation.load import load
-from mmdec.pipelines.translation.translate import translate_speech
+from mmdec.pipelines.translation.translate import load, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError
 from tests.conftest import buzz

@@ -20,8 +20,8 @@ from mmdec.evaluation.bench.report import BenchReport, Exactness
 from mmdec.evaluation.quality.description import PROMPT, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Log, Method, measured_on, no_log, parse_plan
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.pipelines.call import as_drafter
 from mmdec.pipelines.description.describe import AUTO
-from mmdec.pipelines.drafters import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.types import InputError

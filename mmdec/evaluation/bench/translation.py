@@ -34,8 +34,7 @@ from mmdec.nn.ar_decoder import ArConfig, ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Source
 from mmdec.ops.dag_decode import LatticePath
-from mmdec.pipelines.translation.load import load
-from mmdec.pipelines.translation.translate import Translation, translate_speech
+from mmdec.pipelines.translation.translate import Translation, load, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError, MmdecError
 

@@ -56,7 +56,7 @@ from mmdec.pipelines.inputs import SILENCE, peak
 from mmdec.pipelines.transcription.batches import TRANSCRIPT
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL as TRANSCRIBER
 from mmdec.pipelines.transcription.transcribe import load_transcriber, transcribe
-from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import load
 from mmdec.pipelines.translation.translator import AUTOREGRESSIVE, GRAPH, SpeechTranslator, SpokenTranslation
 from mmdec.training.corpora.chats import read_conversations
 from mmdec.training.corpora.cvss import read_pairs

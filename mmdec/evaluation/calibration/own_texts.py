@@ -31,8 +31,7 @@ from mmdec.hub.language_model import FILES, LoadedLanguageModel, is_language_mod
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.nn.draft_network import DraftNetwork, Pair, Prompted
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
-from mmdec.pipelines.description.describe import read_question
-from mmdec.pipelines.description.prompts import render, tensors, user_message
+from mmdec.pipelines.description.describe import read_question, render, tensors, user_message
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.ropes import longest
 from mmdec.training.corpora.chats import SYSTEM, read_chats

@@ -23,11 +23,9 @@ from mmdec.decode.watch import Stopwatch, timed_passes
 from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
 from mmdec.generation.run import DraftedBy
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.call import MAX_NEW_TOKENS, BatchError
+from mmdec.pipelines.call import MAX_NEW_TOKENS, BatchError, as_drafter
 from mmdec.pipelines.description.answer import Description
-from mmdec.pipelines.description.describe import AUTO, describe, read_question
-from mmdec.pipelines.description.prompts import render, tensors, user_message
-from mmdec.pipelines.drafters import as_drafter
+from mmdec.pipelines.description.describe import AUTO, describe, read_question, render, tensors, user_message
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE

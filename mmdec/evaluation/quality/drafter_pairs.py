@@ -25,7 +25,7 @@ from mmdec.decode.guard import ForwardingDrafter
 from mmdec.evaluation.quality.description import PROMPT, QUESTIONS, DescriptionHarness, questions_of
 from mmdec.evaluation.quality.harness import Log, Method, measured_on, no_log, parse_plan
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.pipelines.drafters import as_drafter
+from mmdec.pipelines.call import as_drafter
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError

@@ -24,8 +24,7 @@ from mmdec.hub.heard_translator import HeardParts
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.piece_reader import unit_limits
 from mmdec.pipelines.transcription.transcribe import transcribe
-from mmdec.pipelines.translation.passes import SPECIALS
-from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.pipelines.translation.translator import SPECIALS, SpeechTranslator
 from mmdec.types import InputError
 
 FRENCH, ENGLISH = "fr", "en"

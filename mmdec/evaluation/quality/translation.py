@@ -24,8 +24,7 @@ from mmdec.checks.arguments import check_threads
 from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.quality.harness import Log, measured_on, no_log
 from mmdec.hub.daspeech import DEFAULT_MODEL
-from mmdec.pipelines.translation.load import load
-from mmdec.pipelines.translation.translate import translate_speech
+from mmdec.pipelines.translation.translate import load, translate_speech
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
 from mmdec.training.corpora.librispeech import read_utterances

@@ -28,7 +28,7 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.hub.vlm import FamiliarPictures, LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
-from mmdec.pipelines.call import Usage, check_reserved, fitting, numbered, with_length
+from mmdec.pipelines.call import RESERVED, Usage, check_reserved, fitting, numbered, with_length
 from mmdec.pipelines.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
 from mmdec.targets.media import Encoded
 from mmdec.types import Draft, Drafter, Plan
@@ -37,27 +37,19 @@ OnText = Callable[[str], None]
 OnRound = Callable[[Round], None]
 ANSWER = "answer"  # the kind of decoding in confidence.json
 STAGES = ("vision", "prompt", "decoder", "drafter", "core")
-RESERVED = {  # option of `generate` -> the argument of `describe` that sets it, or "" if there is none
-    "assistant_model": "drafter",
+RESERVED_HERE = {  # option of `generate` -> the argument of `describe` that sets it, or "" if there is none
+    **RESERVED,
     "attention_mask": "prompt",
-    "custom_generate": "drafter",
-    "generation_config": "options",
     "image_grid_thw": "image",
     "input_ids": "prompt",
     "inputs": "prompt",
     "inputs_embeds": "",
-    "num_return_sequences": "",
-    "output_attentions": "",
-    "output_hidden_states": "",
     "output_logits": "",
     "output_scores": "",
     **dict.fromkeys(("cache", "past_key_values"), "Chat"),  # before and since transformers 5.24
     "pixel_values": "image",
     "position_ids": "",
-    "return_dict_in_generate": "",
     "streamer": "on_text",
-    "token_healing": "",
-    "tokenizer": "",
 }
 STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
 SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
@@ -129,7 +121,7 @@ class DescriptionRequest:
             itself.
         """
         speculation = fitting(decoding, vlm.model, vlm.checked)
-        check_reserved(options, RESERVED, "mmdec.generate")
+        check_reserved(options, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
 
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:

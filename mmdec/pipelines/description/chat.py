@@ -22,20 +22,23 @@ from mmdec.decode.watch import Stopwatch
 from mmdec.generation.run import DecodingOptions
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
-from mmdec.pipelines.call import as_loaded
+from mmdec.pipelines.call import as_drafter, as_loaded
 from mmdec.pipelines.confidence import Evidence, check_min_confidence, too_unsure
 from mmdec.pipelines.description.answer import Description, DescriptionRequest, OnText, describe_batch
-from mmdec.pipelines.description.describe import AUTO, VLM, DescribeOptions, Pictures, read_question
-from mmdec.pipelines.description.prompts import (
+from mmdec.pipelines.description.describe import (
+    AUTO,
+    VLM,
+    DescribeOptions,
     Message,
+    Pictures,
     Question,
     check_accepted,
+    read_question,
     render,
     tensors,
     too_long,
     user_message,
 )
-from mmdec.pipelines.drafters import as_drafter
 from mmdec.pipelines.threads import with_threads
 from mmdec.types import CACHE, InputError
 

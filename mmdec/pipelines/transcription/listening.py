@@ -20,7 +20,7 @@ from mmdec.decode.watch import Stopwatch
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
 from mmdec.hub.audio_lm import LoadedAudioLm
-from mmdec.pipelines.call import Usage, check_reserved, fitting, numbered, too_long, with_length
+from mmdec.pipelines.call import RESERVED, Usage, check_reserved, fitting, numbered, too_long, with_length
 from mmdec.pipelines.confidence import Calibration, confidence, evidence, read_calibrations
 from mmdec.pipelines.transcription.batches import TRANSCRIPT, in_order, silent_transcripts, timings
 from mmdec.pipelines.transcription.request import Spoken
@@ -28,24 +28,16 @@ from mmdec.pipelines.transcription.transcript import Transcript
 from mmdec.targets.whisper import LANGUAGE_CODES
 from mmdec.types import InputError
 
-RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
-    "assistant_model": "drafter",
+RESERVED_HERE = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
+    **RESERVED,
     "attention_mask": "audio",
-    "custom_generate": "drafter",
-    "generation_config": "options",
     "input_features": "audio",
     "input_ids": "prompt",
     "inputs": "audio",
     "inputs_embeds": "",
-    "num_return_sequences": "",
-    "output_attentions": "",
-    "output_hidden_states": "",
     "past_key_values": "",
     "position_ids": "",
-    "return_dict_in_generate": "",
     "streamer": "on_round",
-    "token_healing": "",
-    "tokenizer": "",
 }
 WINDOWED = (  # options of Whisper's windows
     "compression_ratio_threshold",
@@ -105,7 +97,9 @@ class ListeningRequest:
         prompt, mark = spoken.prompt, cast(Any, heard.processor).audio_token
         if prompt is not None and (not isinstance(prompt, str) or mark in prompt):
             raise InputError(f"`prompt` must be text without {mark!r}, but is {show(prompt)}. Leave it out for none.")
-        check_reserved({key: value for key, value in options.items() if value is not None}, RESERVED, "mmdec.generate")
+        check_reserved(
+            {key: value for key, value in options.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
+        )
         speculation = fitting(decoding, heard.model, heard.checked)
         languages = _languages(heard, spoken.language, recordings)
         calibrations = read_calibrations(heard.directory)

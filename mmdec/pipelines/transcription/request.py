@@ -33,7 +33,7 @@ from mmdec.generation.auto_drafter import shipped_folder
 from mmdec.generation.run import Speculation
 from mmdec.hub.find import model_folders
 from mmdec.hub.whisper import LoadedWhisper
-from mmdec.pipelines.call import Usage
+from mmdec.pipelines.call import RESERVED, Usage, check_reserved
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
 from mmdec.targets.whisper import LANGUAGE_CODES, WhisperTarget
@@ -51,24 +51,19 @@ GUARDED = 16  # after so many tokens, a text is checked again for repetition
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
-RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
-    "assistant_model": "drafter",
+RESERVED_HERE = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
+    **RESERVED,
     "attention_mask": "audio",
-    "custom_generate": "drafter",
     "decoder_input_ids": "prompt",
     "encoder_outputs": "audio",
     "force_unique_generate_call": "",
-    "generation_config": "options",
     "input_features": "audio",
     "inputs": "audio",
     "is_multilingual": "",
     "monitor_progress": "progress",
-    "num_return_sequences": "",
     "num_segment_frames": "",
     "output_attentions": "timestamps",
-    "output_hidden_states": "",
     "prompt_ids": "prompt",
-    "return_dict_in_generate": "",
     "return_segments": "timestamps",
     "return_timestamps": "timestamps",
     "return_token_timestamps": "timestamps",
@@ -76,8 +71,6 @@ RESERVED = {  # option of `generate` -> the argument of `transcribe` that sets i
     "streamer": "progress",
     "time_precision": "",
     "time_precision_features": "",
-    "token_healing": "",
-    "tokenizer": "",
 }
 
 
@@ -229,10 +222,7 @@ class TranscriptionRequest:
 
 def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: value for name, value in options.items() if value is not None}
-    for name in chosen:
-        if name in RESERVED:
-            remedy = f"Use `{RESERVED[name]}`." if RESERVED[name] else "Call `model.generate` for it."
-            raise InputError(f"`{name}` must be left out, but is {show(chosen[name])}. {remedy}")
+    check_reserved(chosen, RESERVED_HERE, "model.generate")
     for name in ("logits_processor", "stopping_criteria"):
         listed = chosen.get(name, [])
         if not isinstance(listed, list) or not all(callable(item) for item in listed):

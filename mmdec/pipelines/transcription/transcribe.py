@@ -32,8 +32,8 @@ from mmdec.hub.ctc import SYSTEM as CTC
 from mmdec.hub.find import drafter_by_name, find, kind
 from mmdec.hub.whisper import DEFAULT_MODEL, FILES, HEADS, KIND, LoadedWhisper, load_whisper
 from mmdec.pipelines.call import MAX_BATCH, Part, System, as_loaded, fitting
+from mmdec.pipelines.call import as_drafter as language_model_drafter
 from mmdec.pipelines.confidence import check_min_confidence
-from mmdec.pipelines.drafters import as_drafter as language_model_drafter
 from mmdec.pipelines.inputs import Audio, AudioList, read, recordings
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import OnTranscript, Progress, in_batches, in_pieces

@@ -18,7 +18,7 @@ from mmdec.demo.describe import SENT, data_address, kept_sentence, kept_svg, pic
 from mmdec.demo.transcribe import words_html
 from mmdec.demo.translate import DOT, VERTICES, graph_html, graph_svg, percent, vertices
 from mmdec.pipelines.transcription.transcript import Segment, Word
-from mmdec.pipelines.translation.passes import Graph
+from mmdec.pipelines.translation.translator import Graph
 
 UNITS = ["<s>", "<pad>", "</s>", "<unk>", "b", "iy", "<ch>"]
 

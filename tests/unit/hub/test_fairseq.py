@@ -16,7 +16,7 @@ from mmdec import audio
 from mmdec.hub.fairseq import MELS, convert, read_checkpoint, read_dictionary, read_published
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.ops.dag_decode import decode_lattice
-from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import load
 from mmdec.types import InputError
 from tests.support.published_daspeech import PAPER, PHONES, SMALL, Naive, arguments, random_weights, shapes, write
 

@@ -23,9 +23,8 @@ from mmdec import cli
 from mmdec.pipelines.description.chat import Dialogue
 from mmdec.serving.app import bound, ready
 from mmdec.serving.engines import How, load
-from mmdec.serving.metrics import Metrics
 from mmdec.serving.server import Limits
-from mmdec.serving.waiting import Gone, Job, Stopped, Worker
+from mmdec.serving.waiting import Gone, Job, Metrics, Stopped, Worker
 from tests.support.pictures import QUESTION, pixels
 from tests.support.served import finished, served, until, wav
 

@@ -18,9 +18,8 @@ from mmdec.evaluation.quality import judge_transcription
 from mmdec.evaluation.quality.judge_transcription import Cascade, Judge, judged_systems, read, speak
 from mmdec.nn.piece_reader import unit_limits
 from mmdec.pipelines.transcription.transcribe import transcribe
-from mmdec.pipelines.translation.load import load
-from mmdec.pipelines.translation.passes import SPECIALS
-from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.pipelines.translation.translate import load
+from mmdec.pipelines.translation.translator import SPECIALS, SpeechTranslator
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_whisper

@@ -18,8 +18,8 @@ from mmdec.drafters.registry import TREE_GROWING, Entry, network_class
 from mmdec.hub.find import drafter_folder
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.nn.draft_network import DraftNetwork
+from mmdec.pipelines.call import as_drafter
 from mmdec.pipelines.description.describe import available_drafters
-from mmdec.pipelines.drafters import as_drafter
 from mmdec.types import InputError
 from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, drafter_weights, llava, qwen, settings, write

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmdec.nn import ar_decoder
 from mmdec.nn.ar_decoder import ArCache, ArConfig, ArDecoder
-from mmdec.pipelines.translation.passes import Pass, PassListener
+from mmdec.pipelines.translation.translator import Pass, PassListener
 from mmdec.targets.units import EOS, PAD
 
 UNITS = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c"]

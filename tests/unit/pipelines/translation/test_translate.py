@@ -19,8 +19,7 @@ from mmdec import hub
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import PICKLES
 from mmdec.hub.find import HUB_FILES
-from mmdec.pipelines.translation.passes import Pass
-from mmdec.pipelines.translation.translator import STAGES, STRATEGIES
+from mmdec.pipelines.translation.translator import STAGES, STRATEGIES, Pass
 from tests.conftest import RATE, buzz
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdec import hub
 from mmdec.phonetics.lexicon import lower_case, read_lexicon
-from mmdec.pipelines.translation.load import load
+from mmdec.pipelines.translation.translate import load
 from mmdec.training.checkpoints import average, newest, read_checkpoint
 from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from mmdec.training.daspeech import compare as judge
