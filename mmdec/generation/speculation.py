@@ -346,7 +346,9 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     for name in ("logits_processor", "stopping_criteria"):
         listed: object = options.get(name)
         if listed is not None and not (isinstance(listed, list) and all(map(callable, cast(list[object], listed)))):
-            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
+            raise InputError(
+                f"`{name}` must be a list of functions, but is {show(cast(object, listed))}. Put it into a list."
+            )
 
 
 def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:

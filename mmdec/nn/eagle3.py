@@ -187,7 +187,7 @@ def default_layers(depth: int) -> tuple[int, ...]:
 class LayeredNetwork(DraftNetwork):
     """What EAGLE-3 and DFlash share: several layers, and parts that replace the target's."""
 
-    config: LayeredConfig
+    config: Any  # a `LayeredConfig`; each subclass names its own
 
     def build_layers(self, own: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
         """Make the layers. inputs: channels that the first layer's attention reads; 0: H. qk_norm: whether queries and
