@@ -103,7 +103,7 @@ def test_the_export_answers_through_transformers(whole: Path, corpus: Path, tmp_
 
 
 def test_what_does_not_fit_is_named(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="must be a readable file"):
+    with pytest.raises(InputError, match="must be an existing file"):
         SceneData(str(tmp_path / "none"), str(tmp_path / "tokenizer"))
     with pytest.raises(InputError, match="must hold train"):
         SceneData(str(tmp_path / "none"), str(corpus / "tokenizer"))

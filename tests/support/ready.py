@@ -18,8 +18,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -166,10 +169,38 @@ def main() -> None:
     if request["quiet"]:
         warnings.simplefilter("ignore")
     sys.argv = request["words"]
-    if sys.argv[0] == "-c":
-        exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    _end(_run())
+
+
+def _run() -> int:
+    """Run the program that `sys.argv` names. Returns: its exit status."""
+    try:
+        if sys.argv[0] == "-c":
+            exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(status: int) -> None:
+    """End as Python does, but for the destructors of libraries: a fork has not the threads that they would wait for,
+    and some abort."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

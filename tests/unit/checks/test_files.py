@@ -293,7 +293,7 @@ def test_outputs_that_are_no_files_are_named(tmp_path: Path) -> None:
 def test_the_longest_names_are_written(tmp_path: Path) -> None:
     name = "é" * 125 + "x.wav"  # 255 bytes
     assert audio.load_audio(audio.save_audio(tmp_path / name, buzz(0.2))).shape == (3200,)
-    outputs.write_text(tmp_path / ("x" * 251 + ".txt"), "text")
+    files.write_whole(tmp_path / ("x" * 251 + ".txt"), b"text")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     long = tmp_path / ("y" * 300)
@@ -306,11 +306,11 @@ def test_outputs_have_the_mode_that_open_gives(umask: int, mode: int, tmp_path: 
     """A new file's is the caller's umask, a replaced one's stays."""
     before = os.umask(umask)
     try:
-        outputs.write_text(tmp_path / "new.txt", "text")
+        files.write_whole(tmp_path / "new.txt", b"text")
         for name in ("old.txt", "kept.txt"):
             (tmp_path / name).touch()
             (tmp_path / name).chmod(0o640)
-        outputs.write_text(tmp_path / "old.txt", "text")
+        files.write_whole(tmp_path / "old.txt", b"text")
         with open(tmp_path / "kept.txt", "w") as file:
             file.write("text")
         with whole_folder(tmp_path / "model") as fresh:
