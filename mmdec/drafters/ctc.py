@@ -23,20 +23,20 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.token_pieces import BLANK, FIRST, MARK, TokenPieces
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-STATES = 50  # encoder states per second
-TIMES = 50  # timestamps in a second
+STATES = 50  # states that the encoder gives for a second of sound
+TIMES = 50  # timestamp tokens for a second: one each 20 ms
 COLUMNS = 100  # the encoder's input frames per second
 FLOOR = 6.0  # maximum cost of one frame, in nats: accepted text that the head did not hear must be aligned, too
-EQUAL = 1e-3  # paths whose log-probabilities differ by less are equally good
-WIDTH = 6  # texts that a beam search keeps
-CHOICES = 6  # pieces of each frame that the beam search considers, besides the blank
-LEAST = -7.0  # minimum log-probability of these pieces
+EQUAL = 1e-3  # paths whose log-probabilities differ by less count as equally good
+WIDTH = 6  # maximum number of texts that the beam search keeps after each frame
+CHOICES = 6  # number of likeliest pieces of a frame that the beam search considers, besides the blank
+LEAST = -7.0  # minimum log-probability of a piece that the beam search considers
 SILENT = -0.01  # where the blank has at least this log-probability, no other piece is considered
 WEIGHT, LENGTH = 0.5, 1.0  # weight of the n-gram's log-probability; score added for each piece
 UNHEARD = -2.0  # a token that changes the alignment's score by less than this was not heard
 EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
 ENDS = 0.7  # chance that the text ends where the head's transcript ends
-SILENCE = 3 * STATES  # states after the sound that the head reads, as in training
+SILENCE = 3 * STATES  # states of silence after the sound that the head reads: it was trained with them
 
 
 class PieceModel(Protocol):
@@ -62,12 +62,12 @@ class Alignment:
     """
 
     def __init__(self, logprobs: np.ndarray) -> None:
-        """logprobs: (F, V) the head's log-probability of each piece at each frame."""
+        """logprobs: (F, V), for each of F frames the head's log-probability of each of V pieces."""
         best = logprobs.max(1, keepdims=True)
         self._costs = np.maximum(logprobs - best, -FLOOR)
         self._silent = self._sums(BLANK)
-        self._closed = self._silent.copy()  # best alignments whose last frame is a blank, or that have no frame
-        self._open = np.full_like(self._closed, -np.inf)  # best alignments whose last frame is the last piece
+        self._closed = self._silent.copy()  # (F + 1,), best alignments that end in a blank, or are empty
+        self._open = np.full_like(self._closed, -np.inf)  # (F + 1,), best alignments that end in the last piece
         self._last = -1
         self._logprobs = logprobs
         self._choices: dict[int, list[tuple[int, float]]] = {}
@@ -95,16 +95,16 @@ class Alignment:
         return held
 
     def place(self) -> int:
-        """The frame at which the accepted text most likely ends; of equally good frames, the last one."""
+        """Return the frame at which the accepted text most likely ends; of equally good frames, the last one."""
         reached = np.maximum(self._closed, self._open)
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
     def score(self) -> float:
-        """The score of the best path that spells the accepted text; 0 if the head's best path spells it."""
+        """Return the score of the best path that spells the accepted text; 0 if the head's best path spells it."""
         return float(np.maximum(self._closed, self._open).max())
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
-        """At most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
+        """Return at most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
 
         A piece's chance is its probability at its first frame times the lowest probability of the blanks before it. If
         the piece has a higher probability at one of its later frames, its chance is that probability.
@@ -126,7 +126,7 @@ class Alignment:
         return found
 
     def choices(self, frame: int) -> list[tuple[int, float]]:
-        """The likeliest pieces of a frame, the blank first: (piece, log-probability)."""
+        """Return the likeliest pieces of a frame, the blank first: (piece, log-probability)."""
         if frame not in self._choices:
             row = self._logprobs[frame]
             found = [(BLANK, float(row[BLANK]))]
@@ -137,8 +137,8 @@ class Alignment:
         return self._choices[frame]
 
     def likeliest(self, place: int, most: int, model: PieceModel, context: str) -> list[tuple[int, int, float]]:
-        """Do the same as `heard`, by a beam search with an n-gram of pieces. context: the n-gram's, after the accepted
-        text.
+        """Do the same as `heard`, by a beam search with an n-gram of pieces. model: the n-gram. context: its context
+        after the accepted text.
 
         Prefix search (Hannun et al. 2014) that scores each text by its best path. A piece's chance is the share of the
         kept texts that have it, among those that have all pieces before it, weighted by their scores.
@@ -182,12 +182,13 @@ class Text:
 
     ended: float
     held: float
-    context: str  # context of the n-gram
-    frames: tuple[int, ...]  # frames at which its pieces begin
+    context: str  # the n-gram's context after this text
+    frames: tuple[int, ...]  # the frame at which each of its pieces begins
     gain: float = 0.0  # score of its last piece by the n-gram, `LENGTH` included
 
     def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
-        """The text with one more piece, without its frame's log-probability. The n-gram has no `MARK`."""
+        """Return the text with one more piece, which begins at `frame`. The frame's log-probability is not added yet.
+        The n-gram has no `MARK`."""
         if piece == MARK:
             return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
         gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH
@@ -205,11 +206,11 @@ class Row:
     last: int = -1
     before: int = -1
     unheard: bool = False  # whether the head heard something else than the last token
-    context: str = ""  # context of the n-gram
+    context: str = ""  # the n-gram's context after this text
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
-    """How many of the states (B, S, D) a head reads: those of the sound and of some silence after it.
+    """Return how many of the states (B, S, D) a head reads: those of the sound and of some silence after it.
 
     sound: (B, mels, T) what was encoded. The padding after a recording has equal columns. None: all states are read.
     """
@@ -257,7 +258,7 @@ class Ctc:
 
     @property
     def name(self) -> str:
-        """Names the head by a digest of its weights."""
+        """Name the head by a digest of its weights."""
         entries = self.model and sum(map(len, self.model.successors.values()))
         return f"ctc-{fingerprint(self.head, self.pieces.kept[:8], entries)}"
 
@@ -281,7 +282,7 @@ class Ctc:
         """Read the encoder's states up to the end of the sound, for rows in a language that the head was trained on."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
-        untimed = self.first_time - 1  # <|notimestamps|>
+        untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
         begun = "" if self.model is None else self.model.beginning
         prompts = context.tokens.tolist()
         rows = [Row(row[-1] != untimed, self.first_time, context=begun) for row in prompts]
@@ -294,7 +295,7 @@ class Ctc:
         return Memory(rows)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row: the head's transcript after the accepted text, as far as the head is sure."""
+        """Draft a chain for each row: what the head heard after the accepted text, as far as the head is sure."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
@@ -320,7 +321,9 @@ class Ctc:
         return [row[:count] for row, count in zip(rows, frames.tolist(), strict=True)]
 
     def _chain(self, row: Row, depth: int, threshold: float) -> list[int]:
-        """Align the row's waiting tokens. Returns: the tokens drafted below its root."""
+        """Align the row's waiting tokens, then draft. Returns: at most `depth` tokens below its root; the draft ends
+        where the chance that a token and all before it are right falls below `threshold`.
+        """
         alignment = row.alignment
         if alignment is None:
             return []
@@ -346,8 +349,8 @@ class Ctc:
         return draft
 
     def _continued(self, row: Row, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
-        """The transcript's tokens after the accepted text, timestamps and end token included; each with its chance to
-        be right, given that those before it are right."""
+        """Return the transcript's tokens after the accepted text, timestamps and end token included; each with its
+        chance to be right, given that those before it are right."""
         most, place = 3 * depth + 3, alignment.place()
         if self.model is None:
             heard = alignment.heard(place, most)
@@ -381,8 +384,8 @@ class Ctc:
 
     @staticmethod
     def _skipped(row: Row, texts: Sequence[bytes]) -> int:
-        """How many of the first pieces cannot come next. If the head heard something else than the last token, the rest
-        of that word is skipped. A new segment begins with a new word."""
+        """Return how many of the first pieces cannot come next. If the head heard something else than the last token,
+        the rest of that word is skipped. A new segment begins with a new word."""
         begins = row.timed and row.last >= 0 and row.last >= row.first_time
         at = 0
         while at < len(texts) and texts[at] and (begins or row.unheard):
@@ -393,11 +396,12 @@ class Ctc:
         return at
 
     def _time(self, frame: int) -> int:
-        """The timestamp token of a frame."""
+        """Return the id of the timestamp token nearest to a frame."""
         return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
-        """Merge pieces into the model's tokens. A token's chance is the product of its pieces' chances."""
+        """Merge heard (piece, frame, chance) into the model's tokens. A token's chance is the product of its pieces'
+        chances."""
         texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
         ends = np.cumsum([len(text) for text in texts]).tolist()
         found: list[tuple[int, float]] = []

@@ -183,14 +183,15 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def _published_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Published heads in float32, without a model."""
+    """Return the published heads in float32, without a model."""
     if any(TEXT.fullmatch(name) for name in tensor_names(folder, argument)):
         return _text_heads(folder, argument)
     return _whisper_heads(folder, argument)
 
 
 def _text_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Medusa-1's heads for a language model: tensors {head}.0.linear.*, and {head}.1.weight as the output matrix."""
+    """Return Medusa-1's heads for a language model: tensors {head}.0.linear.*, and {head}.1.weight as the output
+    matrix."""
     config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
     state: dict[str, Tensor] = {}
     for name, value in tensors.items():
@@ -216,7 +217,7 @@ def _text_heads(folder: Path, argument: str) -> MedusaHeads:
 
 
 def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
-    """aiola's heads for Whisper, from a checkpoint that holds the whole model, too."""
+    """Return aiola's heads for Whisper, from a checkpoint that holds the whole model, too."""
     config = read_settings(folder / "config.json", argument)
     kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
