@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.audio import SAMPLE_RATE, load_audio, sound_seconds
+from mmdec.checks.devices import fast_bfloat16
 from mmdec.decode.tree import chains
 from mmdec.hub.ctc import token_merges
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
@@ -39,6 +40,7 @@ LENGTHS = (2.0, 27.0)  # shortest and longest window, in seconds, that short rec
 PAUSE = (0.2, 1.0)  # seconds between joined recordings, shortest and longest
 RECALL = 12  # an accepted token is searched in this many next tokens of the known text
 AT_ONCE = 4  # windows decoded together
+WHOLE = 4  # each so many-th batch of distorted windows is padded to whole windows, as decoding does
 NODES = 11  # tokens of a known text drafted in each round
 LIMIT = 220  # the most tokens of a transcript
 MARGIN = 5.0  # with `agreement`, the encoder reads this many seconds of silence after the sound
@@ -104,6 +106,11 @@ class JoinedWindow:
     def text(self) -> str:
         return " ".join(row.text for row in self.rows)
 
+    @property
+    def seconds(self) -> float:
+        """Return the length of the recordings together, without pauses."""
+        return sum(sound_seconds(row.path) for row in self.rows)
+
     def sound(self, how: Distortion) -> Tensor:
         """Load the window's 16 kHz samples (T,), distorted by `how` unless the view is 0."""
         draw = np.random.default_rng([*self.name.encode()])
@@ -158,13 +165,16 @@ class WindowReader:
         return [*begin, settings.lang_to_id[f"<|{language}|>"], settings.task_to_id["transcribe"]]
 
     @torch.inference_mode()
-    def states(self, sounds: Sequence[Tensor]) -> Tensor:
-        """Compute the encoder states (B, S, D) of 16 kHz samples, each (T,) and padded to a whole window."""
-        model = self.whisper.model
-        features = torch.cat([self._features(sound) for sound in sounds])
-        with torch.autocast(features.device.type, torch.bfloat16):  # states are stored in half precision anyway
-            states = torch.cat([model.model.encoder(row[None]).last_hidden_state for row in features])
-        return states.float()
+    def states(self, sounds: Sequence[Tensor], whole: bool = True) -> Tensor:
+        """Compute the encoder states (B, S, D) of 16 kHz samples, each (T,).
+
+        whole: pad the sounds to a whole window. False: read the longest of them and `MARGIN` seconds of silence.
+        """
+        features = [self._features(sound) for sound in sounds]
+        frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN) for row in features)
+        with _half(features[0].device):
+            states = [encode(self.whisper.model.model.encoder, row, frames) for row in features]
+        return torch.cat(states).float()
 
     def _features(self, sound: Tensor) -> Tensor:
         """Compute the log mel (1, mels, frames) of samples (T,), padded or cut to a whole window."""
@@ -187,7 +197,7 @@ class WindowReader:
         sound, prompt = window.sound(how), [*self.prompt(window.language), first]
         known = known[: model.config.max_target_positions - len(prompt)]
         features = self._features(sound)
-        with torch.autocast(features.device.type, torch.bfloat16):
+        with _half(features.device):
             states = encode(model.model.encoder, features, context_frames(features, MARGIN)).float()
         ids = torch.tensor([[*prompt, *known]])
         scores = model(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
@@ -212,10 +222,13 @@ class WindowReader:
         return not any(letter.isalnum() for letter in self.whisper.tokenizer.decode([token]))
 
     @torch.inference_mode()
-    def read(self, windows: Sequence[JoinedWindow], how: Distortion) -> Iterable[tuple[str, Tensor, list[int]]]:
-        """Yield the name, states (S, D) and transcript tokens of each window, distorted by `how`."""
+    def read(
+        self, windows: Sequence[JoinedWindow], how: Distortion, whole: bool = True
+    ) -> Iterable[tuple[str, Tensor, list[int]]]:
+        """Yield the name, states (S, D) and transcript tokens of each window, distorted by `how`. whole: as in
+        `states`."""
         sounds = [window.sound(how) for window in windows]
-        states = self.states(sounds)
+        states = self.states(sounds, whole)
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
         prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
         drafter = KnownText(known, self.first_time)
@@ -223,6 +236,11 @@ class WindowReader:
         for window, sound, row, text in zip(windows, sounds, states, texts, strict=True):
             seconds = len(sound) / SAMPLE_RATE + SILENCE
             yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], text
+
+
+def _half(device: torch.device) -> torch.autocast:
+    """Compute in bfloat16 where that is fast: states are stored in half precision anyway."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device))
 
 
 class TranscriptData(StoredBatches, LightningDataModule):
@@ -338,16 +356,23 @@ def keep_transcripts(
     how: Distortion,
     agreement: float | None = None,
 ) -> None:
-    """Compute and store the states and transcripts of the windows that the stores lack. agreement: take
-    the known text of a window if the model agrees with this share of its words; None: decode."""
+    """Compute and store the states and transcripts of the windows that the stores lack.
+
+    Windows of like length are read together, and most of them with little silence behind, which is cheaper; distorted
+    windows are read in whole windows every fourth time, the others always.
+    agreement: take the known text of a window if the model agrees with this share of its words; None: decode.
+    """
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
+    missing.sort(key=lambda window: window.seconds)
     if missing:
         rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")
     reader = WindowReader(whisper)
-    for start in range(0, len(missing), AT_ONCE):
+    # in an order drawn at random, so that a run that was cut off has windows of all lengths
+    starts = np.random.default_rng(len(missing)).permutation(range(0, len(missing), AT_ONCE)).tolist()
+    for number, start in enumerate(starts):
         batch = missing[start : start + AT_ONCE]
         if agreement is None:
-            found = list(reader.read(batch, how))
+            found = list(reader.read(batch, how, number % WHOLE == 0 or not all(window.view for window in batch)))
         else:
             none = torch.zeros(1, store.width)
             found = [reader.agreed(window, how, agreement) or (window.name, none, []) for window in batch]
