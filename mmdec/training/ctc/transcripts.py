@@ -3,7 +3,7 @@
 Recordings are read in windows of 30 s, as in decoding. The states of the sound and of some silence after it are stored.
 Transcripts are greedy, with timestamps. The recording's reference text serves as the draft, so that a transcript needs
 only a few decoder passes instead of one for each token. With `agreement`, the reference text becomes the transcript if
-a single decoder pass agrees with it; this costs a third to a half of decoding with drafts.
+a single decoder pass agrees with it; this takes a third to a half of the time of decoding with drafts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 SILENCE = 3.0  # seconds: states are stored of the sound and of at most this much silence after it
 LENGTHS = (2.0, 27.0)  # shortest and longest window, in seconds, that short recordings are joined into
 PAUSE = (0.2, 1.0)  # seconds between joined recordings, shortest and longest
-RECALL = 12  # an accepted token is searched in this many next tokens of the known text
-AT_ONCE = 4  # windows decoded together
-NODES = 11  # tokens of a known text drafted in each round
+RECALL = 12  # number of next tokens of the known text among which an accepted token is searched for
+AT_ONCE = 4  # number of windows that are decoded together
+NODES = 11  # number of tokens of a known text that are drafted in each round
 LIMIT = 220  # the most tokens of a transcript
 MARGIN = 5.0  # with `agreement`, the encoder reads this many seconds of silence after the sound
 
@@ -90,7 +90,8 @@ class KnownText:
 
 @dataclass(frozen=True)
 class JoinedWindow:
-    """One window: several recordings, one after the other. view: 0: as recorded; n: the n-th distorted version."""
+    """One window: several recordings, one after the other. language: a code such as "en". view: 0: as recorded; n: the
+    n-th distorted version."""
 
     rows: tuple[Utterance, ...]
     language: str
@@ -115,8 +116,8 @@ class JoinedWindow:
 
 
 def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
-    """Join recordings, in their order, into windows. The length of each window is drawn at random.
-    view: 0: as recorded; n: the n-th distorted version."""
+    """Join recordings, in their order, into windows. The maximum length of each window is drawn at random from
+    `LENGTHS`, seeded by `seed` and `view`. view: 0: as recorded; n: the n-th distorted version."""
     windows: list[JoinedWindow] = []
     taken: list[Utterance] = []
     seconds = 0.0
@@ -159,7 +160,7 @@ class WindowReader:
 
     @torch.inference_mode()
     def states(self, sounds: Sequence[Tensor]) -> Tensor:
-        """Compute the encoder states (B, S, D) of 16 kHz samples, each (T,) and padded to a whole window."""
+        """Compute the encoder states (B, S, D) of B sounds, 16 kHz samples (T,). Each is padded to a whole window."""
         model = self.whisper.model
         features = torch.cat([self._features(sound) for sound in sounds])
         with torch.autocast(features.device.type, torch.bfloat16):  # states are stored in half precision anyway
@@ -319,7 +320,8 @@ def read_pieces(path: Path) -> list[int]:
 
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
-    """Make the training target of a transcript: the pieces of its tokens, with a mark between two segments."""
+    """Make the training target of a transcript: the pieces of its tokens, with `MARK` after each segment. first_time:
+    id of the first timestamp token."""
     found: list[int] = []
     for token in transcript:
         if token >= first_time:
@@ -338,8 +340,9 @@ def keep_transcripts(
     how: Distortion,
     agreement: float | None = None,
 ) -> None:
-    """Compute and store the states and transcripts of the windows that the stores lack. agreement: take
-    the known text of a window if the model agrees with this share of its words; None: decode."""
+    """Compute and store the states and transcripts of the windows that the stores lack. how: the distortion.
+    agreement: take the known text of a window if the model agrees with this share of its words, else store an empty
+        transcript; None: decode all transcripts."""
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
     if missing:
         rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")
