@@ -1,4 +1,4 @@
-"""Parallel decoding for speech and vision-language models. The public names load on first use, torch with them."""
+"""Parallel decoding for speech and vision-language models. Public names, and torch, are imported on first use."""
 
 import logging
 from importlib import import_module

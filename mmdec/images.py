@@ -38,8 +38,8 @@ def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
     Transparent images are drawn over white, 16 bits become 8, and an animation gives its first frame.
     source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3).
-    max_pixels: an image with more pixels by its header raises an error before it is decoded. A JPEG file of at most
-        MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small enough.
+    max_pixels: maximum number of pixels. A larger image raises an error before it is decoded. A larger JPEG file of at
+        most MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small enough.
     Raises: InputError if the file is missing, empty, no image, cut off or too large, and for a URL: nothing is
         downloaded.
     """
@@ -97,7 +97,8 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
 
 
 def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
-    """Decode with PIL. size: the file's size in bytes; None without a file. Raises InputError if decoding fails."""
+    """Call `decode`, which uses PIL, and raise InputError if it fails. what: the image's name in errors. size: the
+    file's size in bytes; None without a file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL warns of large pictures, which `_bound` refuses, and of odd metadata
         try:
@@ -126,8 +127,8 @@ def _bound(width: int, height: int, what: str, max_pixels: int) -> None:
 
 
 def _shrink(image: Image.Image, max_pixels: int) -> None:
-    """Let PIL decode a JPEG that is too large at 1/2, 1/4 or 1/8 of its sides, if that is small enough. Images in other
-    formats are not changed."""
+    """If a JPEG is too large, make PIL decode it at 1/2, 1/4 or 1/8 of its sides, if that is small enough. Images in
+    other formats are not changed."""
     width, height = image.size
     if max_pixels < width * height <= MAX_PIXELS:
         parts = (part for part in (2, 4, 8) if -(-width // part) * -(-height // part) <= max_pixels)

@@ -1,8 +1,8 @@
 """The errors that mmdec raises, the types that drafters, targets and the verifier exchange, and the supported versions
 of transformers.
 
-B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, V vocabulary, H hidden size. This module does
-not import torch, so that `mmdec --help` starts quickly.
+B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, S encoder states, V vocabulary, H hidden
+size. This module does not import torch, so that `mmdec --help` starts quickly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_transformers() -> None:
         )
 
 
-# the name of a decoder's cache among its inputs and outputs
+# name of the key-value cache among the inputs and outputs of transformers' models; it depends on the release
 CACHE = "cache" if transformers_release() >= (5, 24) else "past_key_values"
 
 
@@ -85,8 +85,8 @@ class Draft:
     """
 
     tokens: Tensor  # (B, N) int64
-    parents: Tensor  # (B, N) int64, -1 at the root
-    size: Tensor  # (B,) int64, at least 1
+    parents: Tensor  # (B, N) int64, index of each node's parent; -1 at the root
+    size: Tensor  # (B,) int64, each row's number of nodes without padding, at least 1
     probs: Tensor | None = None  # (B, N, V), distribution that a node's children were sampled from; None: not sampled
 
 
@@ -95,7 +95,7 @@ class Scores:
     """The target's output for a draft."""
 
     logits: Tensor  # (B, N, V), the target's raw logits after each node, before any logits processor
-    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer (of `Needs.layers`) -> (B, N, H)
+    features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer of `Needs.layers` -> states (B, N, H)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Verdict:
 class Prior:
     """How often a drafter's guesses are expected to be right, before anything was measured in a run."""
 
-    ranks: tuple[tuple[float, ...], ...]  # [depth][k]: chance of the k-th best token, given that all above it was right
+    ranks: tuple[tuple[float, ...], ...]  # [depth][k]: chance that the k-th best token is right if all above it are
     measured: bool = True  # False: assumed values; they shape trees but do not set the budget
 
     @property
@@ -131,14 +131,15 @@ class Needs:
 
     layers: tuple[int, ...] = ()  # target layers, from 0, after which it reads hidden states; -1: the last, normed ones
     embeds: bool = False  # whether it reads the input embeddings of the prompt
-    memory: bool = False  # whether it reads the encoder's hidden states, and the features that the encoder read
+    memory: bool = False  # whether it reads the encoder's hidden states and the encoder's input features
     prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
     travels: bool = False  # whether a chat stores the drafter's memory for the next turn (`Context.carried`)
     stops: bool = False  # whether it ends chains early, by `Plan.threshold`
 
 
 class TreeShape(Protocol):
-    """Chooses the likeliest nodes of a tree, for a drafter that guesses each depth independently. Runs share it."""
+    """Chooses the likeliest nodes of a tree, for a drafter that guesses each depth independently. Several runs may use
+    the same object."""
 
     width: int  # number of ranks (k-th best tokens) that a tree may use at each depth
 
@@ -165,19 +166,19 @@ class Context:
     next_position: Tensor  # (B,), the target's position of the first root; M-RoPE's rope_delta is included
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> its hidden states (B, F, H)
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
-    visual: Tensor | None = None  # (B, F) bool, True at visual tokens
-    pictures: Tensor | None = None  # (B, P) bool, True at visual tokens' placeholders among `tokens`
-    images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, if the target received them
+    visual: Tensor | None = None  # (B, F) bool, True at placeholders of images, video or sound
+    pictures: Tensor | None = None  # (B, P) bool, the same for all of `tokens`
+    images: Mapping[str, Any] | None = None  # the processor's pixels, sizes and sound, if the target received them
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
-    sound: Tensor | None = None  # (B, mels, T), the features that the encoder read, where they are known
-    source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if encoder and decoder share them
+    sound: Tensor | None = None  # (B, mels, T), the encoder's input features; None: not known
+    source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if the decoder has the same tokens
     room: Tensor | None = None  # (B,), number of positions left before the target's maximum; None: no maximum
     columns: bool = False  # whether each node of a draft needs a position of its own; else each depth has one
     chains: bool = False  # whether a draft must be a chain
-    shape: TreeShape | None = None  # for `Needs.prior`: chances learned in earlier runs
+    shape: TreeShape | None = None  # tree shapes by chances learned in earlier runs; None without `Needs.prior`
     past: int = 0  # number of columns that the caller's cache already held
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
-    summaries: Tensor | None = None  # (images, 2V): mean and deviation of the vision tower's states of each image
+    summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of each image's states (vision tower)
     carried: Any = None  # the drafter's memory from the previous turn of a chat; None: there is none
 
 

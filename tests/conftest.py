@@ -1,4 +1,4 @@
-"""What several tests share: a tiny model with random weights, and sounds that resemble speech."""
+"""Fixtures and functions for several tests: tiny models with random weights, and sounds that resemble speech."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # for tests/kernels; read when Triton is first imported, by whomever
+    os.environ["TRITON_INTERPRET"] = "1"  # for tests/kernels: it must be set before Triton is first imported
 torch.set_num_threads(1)  # the networks of the tests are too small for more
 
 RATE = 16_000
 
 
 def buzz(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
-    """A voice-like buzz (T,) float32: harmonics of a gliding fundamental under syllables of 4 Hz."""
+    """Make a sound like a voice, (T,) float32: harmonics of a gliding pitch, with a loudness that changes at 4 Hz."""
     random = np.random.default_rng(seed)
     time = np.arange(int(seconds * rate)) / rate
     phase = 2 * np.pi * np.cumsum(120 + 30 * np.sin(2 * np.pi * 0.7 * time + random.uniform(0, 6))) / rate
@@ -28,7 +28,7 @@ def buzz(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with every part and random weights, a second's work to make."""
+    """Write a translator's folder with all parts and random weights."""
     from tests.support.tiny_translator import write
 
     return write(tmp_path_factory.mktemp("models") / "tiny")
@@ -36,7 +36,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_heard_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `tiny_model`, in the layout that hears with a Whisper's encoder and writes pieces."""
+    """Write the folder of a translator with a Whisper's encoder and piece units, with random weights."""
     from tests.support.tiny_heard import write
 
     return write(tmp_path_factory.mktemp("models") / "heard")
@@ -44,5 +44,5 @@ def tiny_heard_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["phones", "pieces"])
 def any_model(request: pytest.FixtureRequest, tiny_model: Path, tiny_heard_model: Path) -> Path:
-    """A translator of each layout in turn."""
+    """Return the folder of a translator of each layout in turn."""
     return tiny_model if request.param == "phones" else tiny_heard_model

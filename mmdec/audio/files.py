@@ -1,5 +1,5 @@
-"""Reads and writes sound files. A header may show that a file is too long, but its length is never trusted to be all of
-the file. Output is written atomically.
+"""Reads and writes sound files. A length in a header serves only to refuse files that are too long; every file is
+decoded to its real end. Output is written atomically.
 libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka.
 PyAV contains FFmpeg. This module tells FFmpeg the format: if FFmpeg guessed it, some formats could open other files or
 the network.
@@ -91,7 +91,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 def _of(source: AudioSource) -> str:
-    """Return the end of an error message with the name of the file `source`: " in 'a.wav'"."""
+    """Return the end of an error message, which names the source: " in 'a.wav'"."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
     return " in the file object"
@@ -203,7 +203,7 @@ def _read_piece(source: BinaryIO) -> bytes:
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
-    """Write float samples (T,) to a sound file. If writing fails, an existing file stays as it was.
+    """Write float samples (T,) to a sound file, clipped to [-1, 1]. If writing fails, an existing file does not change.
 
     path: the file; its suffix chooses the format; integer formats have 16 bits. sample_rate: in Hz. Returns: the path.
     Raises: InputError for an unknown suffix, a rate that the format does not support, and samples that are not finite;

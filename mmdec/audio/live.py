@@ -1,4 +1,4 @@
-"""Sound that arrives in pieces: resamples it, tells where somebody speaks, and cuts it into windows at pauses.
+"""Reads sound that arrives in pieces: resamples it, detects speech, and cuts it into windows at pauses.
 
 The sound is read in blocks of 0.1 s counted from the stream's beginning, so that the cuts do not depend on the pieces
 in which it arrives. Memory is bounded by one window and ten seconds of levels.
@@ -31,8 +31,8 @@ SETTLED = 10  # number of blocks after which the level of the noise is known
 VOICED = 3  # minimum frames with voice that make a block voiced
 LEAD, TAIL = 3, 4  # blocks that a window keeps before its first and after its last voiced block
 LONG_SILENCE = 8.0  # seconds of silence that end a window of a recording; shorter silences stay inside windows
-CLEAR = 5  # minimum blocks of a clear pause: with `latest`, a full window is cut at its last one
-LEAST = 2  # minimum voiced blocks of a window: fewer are a click
+CLEAR = 5  # minimum blocks of a clear pause; with `latest`, a full window is cut at its last clear pause
+LEAST = 2  # minimum voiced blocks of a window; a window with fewer is dropped, as noise
 
 
 @final
@@ -61,7 +61,8 @@ class VoiceGate:
     """
 
     def __init__(self, detector: str = ENERGY) -> None:
-        """detector: "energy", or "webrtc" (extra `mmdec[vad]`). Raises InputError for another, or if it is missing."""
+        """detector: "energy", or "webrtc" (extra `mmdec[vad]`). Raises InputError for an unknown detector, or if its
+        package is not installed."""
         check_detector(detector)
         self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
         self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # levels of each block's frames that are not `FAINT`
@@ -108,7 +109,7 @@ class Window:
     """A part of a stream that contains speech."""
 
     start: int  # index of its first sample in the stream at 16 kHz
-    samples: Tensor  # (T,)
+    samples: Tensor  # (T,) float32 at 16 kHz
 
     @property
     def end(self) -> int:
@@ -136,7 +137,7 @@ class SpeechWindows:
         self._latest = latest
         self._gate, self._pause, self._most = VoiceGate(detector), max(round(pause * 10), TAIL + 1), most // BLOCK
         self._blocks: list[Tensor] = []  # blocks of the open window; if none is open, the newest blocks
-        self._voiced: list[bool] = []
+        self._voiced: list[bool] = []  # for each of these blocks, whether it contains a voice
         self._start = 0  # index of the first block's first sample
         self._rest = torch.zeros(0)  # samples that do not fill a block yet
 
@@ -189,7 +190,7 @@ class SpeechWindows:
         return closed
 
     def _last(self) -> int:
-        """Return the number of blocks up to the last voice."""
+        """Return the number of blocks up to the last voiced one, which is included."""
         return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
 
     def _pause_inside(self) -> int:
@@ -241,13 +242,13 @@ class PipedSound:
 
     rate: int  # sample rate in Hz
     channels: int
-    encoding: str
+    encoding: str  # a key of `ENCODINGS`
     size: int | None  # bytes of samples that the header declares; None: unknown
     head: bytes  # bytes of samples that were read together with the header
 
 
 def looks_like_a_file(head: bytes) -> bool:
-    """Return whether the first 12 bytes are those of a sound file other than wav, which is read whole."""
+    """Return whether the first 12 bytes are those of a sound file other than wav. Such a file must be read whole."""
     return head.startswith(FILES) or head[4:8] == b"ftyp"
 
 

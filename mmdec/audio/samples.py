@@ -1,7 +1,8 @@
 """Checks samples, scales and resamples them, finds pauses (WebRTC's detector: extra `mmdec[vad]`), computes features.
 
-Source features are Kaldi's 80 filterbanks (25 ms window, 10 ms hop), normalised per utterance. All target features have
-the same frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T samples give 1 + T // 256 frames.
+The translator's encoder reads Kaldi's 80 filterbanks (25 ms window, 10 ms hop), normalised per utterance. All features
+of the target (the translated speech) have the same frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T
+samples give 1 + T // 256 frames.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from mmdec.types import InputError
 SAMPLE_RATE = 16_000  # sample rate in Hz that all networks of mmdec read
 HOP = 256  # samples between two frames of the target's (the translation's) spectrogram
 WINDOW = 1024  # samples in a frame of the target's spectrogram
-MELS = 80
-LOG_FLOOR = 1e-5
-HIGHEST, DIP = 400.0, 0.2  # of a fundamental: the most Hz, and the most that the difference is at its dip
+MELS = 80  # mel bands of a spectrogram
+LOG_FLOOR = 1e-5  # minimum mel magnitude, before the logarithm
+HIGHEST, DIP = 400.0, 0.2  # of a voiced frame: the highest fundamental in Hz, and the largest difference at YIN's dip
 MOMENTUM = 0.99  # momentum of fast Griffin-Lim
 _KALDI_FLOOR = float(np.finfo(np.float32).eps)  # minimum energy of a filter, before the logarithm
 
@@ -33,9 +34,8 @@ _KALDI_FLOOR = float(np.finfo(np.float32).eps)  # minimum energy of a filter, be
 def fbank(samples: Tensor) -> Tensor:
     """Compute the encoder's features (N, 80) of 16 kHz samples (T,): Kaldi filterbanks, normalised per utterance.
 
-    Fewer samples than one 25 ms window (400) are padded with zeros to one frame. transformers' own spectrogram gives
-    the same features in four times the time (14.3 ms for 10 s of sound, 3.7 ms here); that is 3 % of a short
-    translation.
+    Fewer samples than one 25 ms window (400) are padded with zeros to one frame. transformers' own spectrogram would
+    give the same features, but takes four times as long (14.3 ms instead of 3.7 ms for 10 s of sound).
     """
     if samples.shape[-1] < 400:
         samples = torch.nn.functional.pad(samples, (0, 400 - samples.shape[-1]))
@@ -261,8 +261,8 @@ def trim_silence(samples: Tensor) -> Tensor:
 
 
 def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """For each 10 ms of samples (T,), compute the smoothed level (N,), and whether it is 35 dB below the loud ones
-    (N,)."""
+    """Return, for each 10 ms of samples (T,), the smoothed level (N,), and whether it is quiet (N,): 35 dB below the
+    loud parts."""
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
     level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]

@@ -21,7 +21,8 @@ MAX_NODES = 1024  # maximum nodes of a draft, whose mask grows with the square
 
 
 def show(value: object) -> str:
-    """Return a value for an error: its repr if short and plain, else its type. The same in every process."""
+    """Return a value as text for an error: its repr if it is short and plain, else its type. There is no memory address
+    in it, so that it is the same in every process."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         try:
             text = repr(value)
@@ -42,8 +43,8 @@ def show(value: object) -> str:
 
 
 def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
-    """Check that the argument `name` is a whole number from `least` to `most`. NumPy's integers are accepted, True and
-    "2" are not."""
+    """Return `value` as an int; raise InputError unless it is a whole number from `least` to `most`. NumPy's integers
+    are accepted, True and "2" are not. name: the argument, for the error. remedy: the error's last sentence."""
     number: int | None = None
     if not isinstance(value, bool):
         try:
@@ -56,14 +57,14 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
 
 
 def check_threads(threads: object) -> int | None:
-    """Check the number of torch's threads; None means that it is chosen later."""
+    """Return a valid number of torch's threads; None means that it is chosen later. Raises InputError."""
     if threads is None:
         return None
     return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out to have them chosen.")
 
 
 def check_nodes(nodes: object) -> int | tuple[int, int] | None:
-    """Check a draft size: nodes of a chain, (nodes, depth) of a tree, or None."""
+    """Return a valid draft size: nodes of a chain, (nodes, depth) of a tree, or None. Raises InputError."""
     name, remedy = "num_speculative_tokens", "Give nodes, or (nodes, depth) of a tree; 0 is plain decoding."
     if nodes is None:
         return None
@@ -75,46 +76,49 @@ def check_nodes(nodes: object) -> int | tuple[int, int] | None:
 
 
 def check_seed(seed: object) -> int | None:
-    """Check a seed for torch's generators; None is allowed."""
+    """Return a valid seed for torch's generators, or None. Raises InputError."""
     return None if seed is None else check_whole("seed", seed, -(2**63), 2**64 - 1, "Leave it out for torch's own.")
 
 
 def check_switch(name: str, value: object) -> bool:
-    """Check that the argument `name` is True or False."""
+    """Return the argument `name`; raise InputError unless it is True or False."""
     if not isinstance(value, bool):
         raise InputError(f"`{name}` must be True or False, but is {show(value)}. Choose one.")
     return value
 
 
 def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: str) -> T:
-    """Check that the argument `name` is an instance of the class `kind`. rule: what the value must be, in words."""
+    """Return the argument `name`; raise InputError unless it is an instance of the class `kind`. rule: what it must be,
+    in words. remedy: the error's last sentence."""
     if not isinstance(value, kind):
         raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}")
     return value
 
 
 def check_path(name: str, value: object, remedy: str) -> Path:
-    """Check that the argument `name` is a path, neither empty nor bytes."""
+    """Return the argument `name` as a `Path`; raise InputError unless it is a path that is not empty. remedy: the
+    error's last sentence."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
     return Path(cast(str, value))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], remedy: str) -> None:
-    """Check that the value is in `choices`. name: the argument's name, for the error. remedy: the error's last
-    sentence."""
+    """Raise InputError unless the argument `name` is one of `choices`. remedy: the error's last sentence."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}")
 
 
 def check_callable(name: str, value: object, rule: str) -> None:
-    """Check that the argument `name` is None or a callable that is not a class. rule: what it must be, in words."""
+    """Raise InputError unless the argument `name` is None or a callable that is no class. rule: what it must be, in
+    words."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.")
 
 
 def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: str) -> None:
-    """Check that the argument `name` is an object (not a class) with these methods."""
+    """Raise InputError unless the argument `name` is an object (not a class) with these methods. remedy: the error's
+    last sentence."""
     lacking = [method for method in methods if not callable(getattr(value, method, None))]
     if lacking or isinstance(value, type):
         what = f"which lacks `{lacking[0]}`" if lacking else "which is no object of it"
@@ -124,7 +128,7 @@ def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: st
 
 
 def check_finite(name: str, value: float, remedy: str) -> float:
-    """Check that the argument `name` is a number, neither NaN nor infinite."""
+    """Return the argument `name`; raise InputError if it is NaN or infinite. remedy: the error's last sentence."""
     if not math.isfinite(value):
         raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}")
     return value

@@ -13,7 +13,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """Check that the device exists on this machine; None chooses a GPU if there is one. Raises InputError."""
+    """Return the device; None chooses a GPU if there is one, else the CPU. Raises InputError if this machine does not
+    have it."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -37,8 +38,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
-    """Return the torch dtype of a dtype or its name; None means float32. integers: whether int8 is accepted, too.
-    Raises InputError."""
+    """Return the torch dtype for a dtype or its name; None means float32. integers: whether int8 is accepted, too.
+    Raises InputError for any other value."""
     found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
@@ -63,5 +64,5 @@ def quick_dtype(device: str | torch.device | None) -> torch.dtype:
 
 
 def fast_bfloat16(device: torch.device) -> bool:
-    """Return whether bfloat16 products are faster than float32 on this device; CPUs before AVX-512 are not."""
+    """Return whether bfloat16 products are faster than float32 ones on this device: not on a CPU without AVX-512."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

@@ -164,7 +164,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers get the same name."""
+    """Convert a value to readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers of the JSON
+    get the same name."""
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 

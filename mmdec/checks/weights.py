@@ -43,7 +43,7 @@ NOT_FOLLOWED = (
     "kernel_config",
     "transformers_weights",
 )
-# head counts of mmdec's networks -> the setting of the channels that they must divide
+# head counts of mmdec's networks -> the setting of the channels that they must divide; "": they must only be positive
 HEADS = {"heads": "d_model", "link_heads": ""}
 N = TypeVar("N", bound=nn.Module)
 P = TypeVar("P", bound="PreTrainedModel")
@@ -103,7 +103,8 @@ def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = AL
 
 
 def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
-    """Return the safetensors file of this name. Raises InputError if it is missing, a pickle, or outside the folder.
+    """Return the path of a folder's safetensors file. Raises InputError if it is missing, a pickle, or outside the
+    folder.
 
     A snapshot in the hub's cache links to the cache's `blobs`, which counts as inside.
     """
@@ -355,7 +356,8 @@ EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # the curren
 
 
 def check_extractor(folder: Path) -> None:
-    """Raise InputError if the feature extractor's sizes exceed any published model's: filters could exhaust memory."""
+    """Raise InputError if the feature extractor's sizes exceed those of any published model, because its filters could
+    exhaust the memory."""
     for name in EXTRACTORS:
         if not (folder / name).is_file():
             continue

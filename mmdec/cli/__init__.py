@@ -1,7 +1,7 @@
 """The command line, `mmdec`: a file for each verb, or for a few that belong together; `info` is here.
 
-Results go to stdout, progress, warnings of the library's loggers and errors to stderr. Exit codes: see `EPILOG`. Each
-verb imports torch only when it runs, so that `--help` is fast.
+Results go to stdout. Progress, errors and warnings of the library's loggers go to stderr. Exit codes: see `EPILOG`.
+Each verb imports torch only when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Entry point of the `mmdec` script. Errors of mmdec's own print one line on stderr."""
+    """Run the `mmdec` script. An `MmdecError` prints one line on stderr and exits with 2."""
     show_logs()
     try:
         check_transformers()

@@ -93,7 +93,7 @@ def everything(
     return merged([*runs, BenchRun((), left_out)])
 
 
-QUICK: dict[str, list[str]] = {
+QUICK: dict[str, list[str]] = {  # benchmark -> its options with `--quick`
     "core": ["--sizes", "2M"],
     "asr": ["--per-bin", "1", "--batch", "2"],
     "vlm": ["--per-task", "1", "--max-new-tokens", "16"],
@@ -108,16 +108,17 @@ def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> l
 
 
 def sample_recordings() -> list[Path]:
-    """The recordings that `bench asr` uses if there is no corpus: the checkout's samples."""
+    """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is one."""
     return [] if WHISPER_CORPUS.exists() else _told(sorted(SAMPLES.glob("*.flac")), SAMPLES)
 
 
 def sample_questions() -> Path | None:
-    """The list of questions that `bench vlm` uses if there is no corpus: the checkout's samples."""
+    """Return the list of sample questions, which `bench vlm` uses if there is no corpus; None if there is one."""
     return None if SCENES.exists() else next(iter(_told([PICTURES] if PICTURES.is_file() else [], PICTURES)), None)
 
 
 def _told(found: list[Path], where: Path) -> list[Path]:
+    """Return the samples; if there are any, print that they are used."""
     if found:
         log(f"no corpus is here: the samples are measured, {where}")
     return found
@@ -151,6 +152,7 @@ def _run(command: Sequence[str], seconds: float) -> str:
 
 
 def _forward(lines: Iterable[str], last: deque[str]) -> None:
+    """Write a process's lines to stderr, and store the last one that is not empty in `last`."""
     for line in lines:
         sys.stderr.write(line)
         if line.strip():

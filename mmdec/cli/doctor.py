@@ -1,4 +1,4 @@
-"""`mmdec doctor`: is a drafter read as it was trained, and what would it draft?"""
+"""`mmdec doctor`: tests whether a drafter is run as in its training, and measures how many tokens are accepted."""
 
 from __future__ import annotations
 

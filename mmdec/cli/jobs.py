@@ -208,7 +208,7 @@ def warn_of_unsure(results: Sequence[tuple[str, float]], model: str) -> None:
 
 
 def _fitted(model: str) -> bool:
-    """Whether the model's folder has a calibration of its confidence."""
+    """Return whether the model's folder has a calibration of its confidence."""
     from mmdec.hub.find import find
     from mmdec.pipelines.confidence import FILE, read_calibrations
 
@@ -245,7 +245,7 @@ def loading(model: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Lines:
-    """Prints the progress, at most once in `EVERY` seconds. count: print "n of m" instead of a percentage."""
+    """Prints the progress as lines, at most one in `EVERY` seconds. count: print "n of m" instead of a percentage."""
 
     def __init__(self, count: bool) -> None:
         self._count, self._last = count, time.monotonic()
@@ -269,7 +269,7 @@ def progress_bar(count: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     class Told(Progress):
-        """A progress that reports every step to `lines`."""
+        """A progress of rich that also passes every step to `lines`."""
 
         def update(self, task_id: TaskID, *arguments: Any, **options: Any) -> None:
             super().update(task_id, *arguments, **options)
@@ -298,11 +298,11 @@ Compare = Annotated[
 
 @dataclass(frozen=True)
 class Comparison:
-    """One input's best times, in seconds, and whether the tokens with and without drafts are equal."""
+    """A comparison of decoding one input with and without drafts."""
 
-    drafted: float
-    plain: float
-    same: bool
+    drafted: float  # fewest seconds with drafts
+    plain: float  # fewest seconds without drafts
+    same: bool  # whether the tokens of all runs are equal
 
     def __str__(self) -> str:
         """Write the comparison in words, with the times: "2.9 times faster, same text"."""
@@ -316,10 +316,9 @@ class Comparison:
 
 
 class Comparer:
-    """Runs calls with and without drafts, for `--compare`. compare: False: do nothing.
+    """Runs calls with and without drafts, for `--compare`. compare: whether that option was given; if not, do nothing.
 
-    Raises InputError if there is nothing to compare with: `drafter` is none, or an option in `refused` (name -> whether
-        it was given) was given.
+    Raises InputError if `drafter` is "none", or if an option in `refused` (name -> whether it was given) was given.
     """
 
     def __init__(self, compare: bool, drafter: str, **refused: bool) -> None:
@@ -333,8 +332,8 @@ class Comparer:
                 raise InputError(f"`--compare` must come without `--{name}`, but that is given. Drop one of them.")
 
     def both(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call`, which decodes a list of inputs: with one input it runs with drafts and without, in turn, and
-        returns the drafted results."""
+        """Wrap `call`, which decodes a list of one input: it then runs with and without drafts, in turn, and returns
+        the first drafted result. Without `--compare`, return `call` itself."""
         if not self.on:
             return call
 

@@ -1,4 +1,4 @@
-"""What `translate`, `transcribe` and `describe` share for many inputs: lists, `--shard` and `--engine`."""
+"""Options that `translate`, `transcribe` and `describe` share for many inputs: lists, `--shard` and `--engine`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Spread:
     table: TableKind = None
 
     def wanted(self, inputs: Sequence[str | Path]) -> bool:
-        """Whether the inputs are processed in parts, like a list. Raises InputError for options that need a list."""
+        """Return whether the inputs are processed in parts: if one is a list, or `--shard` or `--engine` is given.
+        Raises InputError for options that need this."""
         several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
         if not several and (self.workers, self.table) != (None, None):
             name = "table" if self.workers is None else "workers"
@@ -67,9 +68,9 @@ class Spread:
         files: tuple[str, Sequence[str]],
         without: Mapping[str, Any],
     ) -> None:
-        """Do all rows of the inputs that have no result yet. Exits with 1 if some failed.
+        """Process all rows of the inputs that have no result yet. Exits with 1 if some failed.
 
-        work: what to do with each row. output: the folder of results.
+        work: processes the rows. output: the folder of results.
         files: the word for a file in errors, and the suffixes of files to take from folders.
         without: options that must not be given here, with their values.
         """
@@ -121,7 +122,7 @@ class Spread:
 def _rows(
     verb: str, inputs: Sequence[str | Path], output: Path, files: tuple[str, Sequence[str]]
 ) -> tuple[list[Row], str]:
-    """Return the rows of a list, or a row for each file; and the folder that relative paths start from."""
+    """Return the rows of a list, or a row for each file; and the folder to which relative paths are relative."""
     if not any(is_manifest(name) for name in inputs):
         found = input_files(inputs, *files, output)
         return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(found)], os.getcwd()
@@ -132,5 +133,5 @@ def _rows(
 
 
 def spreading(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb for typer: it gets the options of `Spread`, as its argument `spread`."""
+    """Decorate a verb for typer: add the options of `Spread` and pass them as its argument `spread`."""
     return with_options(verb, Spread, lambda spread, values: verb(spread=spread, **values))

@@ -1,4 +1,5 @@
-"""Shared parts of the verbs: options, an example in the help, and errors that name options as users type them."""
+"""Shared parts of the verbs (commands): options, an example in the help, and errors that name options as they are
+typed."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False
 
 
 def silence_transformers() -> None:
-    """Turn off transformers' warnings and progress bars: stderr is for mmdec's own."""
+    """Turn off transformers' warnings and progress bars, so that stderr shows only mmdec's."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

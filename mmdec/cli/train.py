@@ -1,4 +1,4 @@
-"""`mmdec train`: the models that come with mmdec, or a drafter for one's own; `mmdec promote`: replace a model."""
+"""`mmdec train`: trains the shipped models, or a drafter for the user's model; `mmdec promote`: replaces a model."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def _files(
 
 
 def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: bool, comparer: Comparer) -> None:
-    """Write each file's transcript and print its lines, or note its error."""
+    """Write each file's transcript and print its lines; for a file that failed, record the error."""
     for (file, target), result in zip(jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else try_write(target, result.format(kind))
         if error:
@@ -361,11 +361,11 @@ def _report(
 
 
 STDIN = STDOUT  # "-"
-ERASE = "\r\x1b[K"
+ERASE = "\r\x1b[K"  # moves to the start of a terminal's line, and clears it
 
 
 def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mapping[str, object]) -> bool:
-    """Whether the input is standard input.
+    """Return whether the input is standard input.
 
     of_files, of_live: options for files alone, and for standard input alone; None or False: not given.
     Raises: InputError if standard input is not alone, or an option does not fit.
@@ -431,8 +431,8 @@ def transcribe_input(
 class Printer:
     """Prints final text on stdout. On a terminal, prints provisional text on stderr, in a line that is overwritten."""
 
-    kind: str
-    as_json: bool
+    kind: str  # text, json, srt or vtt
+    as_json: bool  # print every update, also provisional ones, as a line of JSON
     cues: int = 0  # subtitles printed so far
     terminal: bool = field(default_factory=lambda: sys.stderr.isatty())
 

@@ -136,6 +136,7 @@ def _translated(
 
 
 def _json_line(source: Path, target: Path | None, result: Translation, seconds: float) -> str:
+    """Write one translation as a line of JSON. seconds: wall clock of the call."""
     told = result.to_dict()
     return json_text(
         {
@@ -153,6 +154,7 @@ def _json_line(source: Path, target: Path | None, result: Translation, seconds: 
 
 
 def _plain_lines(source: Path, target: Path | None, result: Translation, seconds: float, several: bool) -> str:
+    """Write one translation as text for people. several: there are other inputs, so print this one's name."""
     if target is None:
         return f"{printable(str(source))}:\n  {result.text}" if several else result.text
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())

@@ -42,8 +42,8 @@ class WholeBatch:
     """
 
     processor: Processor
-    batch: int
-    row: int = 0
+    batch: int  # number of rows in the batch
+    row: int = 0  # index of this row
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         out = self.processor(ids.repeat(self.batch, 1), scores.repeat(self.batch, 1))
@@ -58,8 +58,8 @@ class WholeBatchCriterion:
     """
 
     criterion: Criterion
-    batch: int
-    row: int = 0
+    batch: int  # number of rows in the batch
+    row: int = 0  # index of this row
 
     def __call__(self, ids: Tensor, scores: Steps | None) -> Tensor | bool:
         steps = None if scores is None else tuple(step.expand(self.batch, -1) for step in scores)
@@ -94,7 +94,7 @@ class ListenerProcessor:
     """
 
     listener: Listener
-    row: int = 0
+    row: int = 0  # index of this row in the batch
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         self.listener(self.row, ids, scores)
@@ -130,7 +130,7 @@ class Sequences:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each row
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
-        self.holds: list[int] | None = None  # the number of new tokens each row has positions for; None: no limit
+        self.holds: list[int] | None = None  # for each row, how many new tokens the target has positions for; None: any
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
@@ -158,7 +158,7 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Return whether the row's processors do nothing, from this position on, but what `suppressed` does."""
+        """Return whether the row's processors, from this position on, only forbid the tokens that `suppressed` does."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
@@ -348,7 +348,7 @@ class BatchCollector:
     """Collects the scores of all rows at the first position, then calls a processor once with the whole batch."""
 
     processor: Processor
-    rows: int
+    rows: int  # number of rows in the batch
     start: int  # number of columns of the prompt, by which the first position is recognised
     _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
 

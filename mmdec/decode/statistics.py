@@ -65,7 +65,7 @@ class Acceptance:
         self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
 
     def content(self) -> dict[str, Any]:
-        """Return the statistics, for JSON."""
+        """Return the statistics as values that JSON can hold."""
         names = ("prior", "hits", "trials", "ending", "of_trees", "offered", "chains_only", "gap")
         trees = [[*shape, *mean] for shape, mean in self.trees.items()]
         return {**{name: getattr(self, name) for name in names}, "trees": trees}
@@ -212,7 +212,7 @@ class CostCurve:
         self._connect()
 
     def content(self) -> dict[str, Any]:
-        """Return the timings, for JSON."""
+        """Return the timings as values that JSON can hold."""
         windows = [[bucket, [list(timing) for timing in window]] for bucket, window in self.windows.items()]
         return {"reach": self.reach, "timed": self.timed, "windows": windows}
 
@@ -284,7 +284,7 @@ class PairStatistics:
     target: dict[int, CostCurve]  # power -> seconds of a target pass by columns; all drafters of the target share it
     acceptance: Acceptance
     chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the drafter's seconds by depth
-    trees: dict[int, CostCurve] = field(default_factory=lambda: {})
+    trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the same for its trees
     accuracy: HeadAccuracy | None = None  # only for drafters with `Needs.prior`
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
@@ -336,7 +336,8 @@ class DecodingStatistics:
             return statistics
 
     def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
-        """Return how often each rank of the pair's proposals was right; a new record starts from `prior`."""
+        """Return the counts of how often each rank (k-th best token) of the pair's drafter was right. If there are none
+        of this size yet, they begin with `prior`."""
         with self.lock:
             statistics = self.of(pair, prior.chain)
             accuracy = statistics.accuracy
@@ -415,5 +416,5 @@ class DecodingStatistics:
 
 
 def _contents(curves: Mapping[int, CostCurve]) -> list[dict[str, Any]]:
-    """Return the cost curves of each batch size, for JSON."""
+    """Return the cost curves of each batch size as values that JSON can hold."""
     return [{"power": power, **curve.content()} for power, curve in curves.items()]

@@ -48,7 +48,7 @@ class CurveRecord(Record):
     windows: Annotated[list[Window], Field(max_length=COLUMNS.bit_length() + 1)]
 
     def fill(self, curve: CostCurve) -> CostCurve:
-        """Put the record's timings into an empty curve."""
+        """Put the record's timings into an empty curve. Raises ValueError if they contradict each other."""
         for bucket, timings in self.windows:
             if any((count - 1).bit_length() != bucket for _, count in timings):
                 raise ValueError(f"bucket {bucket} holds counts of other buckets")

@@ -17,7 +17,7 @@ def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
 
 
 def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
-    """Return the second line: rounds, tokens per round, and whether decoding was lossless."""
+    """Return a result's second line: rounds, tokens per round, and "LOSSY" if decoding was not lossless."""
     return f"{counted(rounds, 'round')}, {tokens_per_round:.2f} tokens a round{'' if lossless else ', LOSSY'}"
 
 

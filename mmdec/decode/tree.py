@@ -57,7 +57,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the depth of each node of one row, 0 at the root. parents: each node's; parents[0] is not read."""
+    """Return the depth of each node of one row, 0 at the root. parents: each node's parent; the root's is not read."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -71,7 +71,7 @@ def height(draft: Draft) -> int:
 
 
 def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
-    """Make a chain for each row: the root, then the row's tail, which may be empty."""
+    """Make a draft with a chain in each row: the row's root (B,), then the tokens of its tail, which may be empty."""
     trees = [(list(tail), list(range(len(tail)))) for tail in tails]
     return trees_from_lists(roots, trees)
 
@@ -95,7 +95,8 @@ def trees_from_lists(
 
 
 def joined(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
-    """Return the tokens and parents of a tree of at most `nodes` that holds the tails, the first ones first."""
+    """Merge chains into one tree. tails: each chain's tokens below the root. If the tree would have more than `nodes`
+    nodes below the root, the last chains are cut. Returns: tokens and parents of nodes 1, 2, ..."""
     tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
     for tail in tails:
         at = 0
@@ -155,7 +156,7 @@ class HeadAccuracy:
 
     @classmethod
     def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
-        """Restore from what `counts` returned. Raises InputError if there are more hits than trials."""
+        """Make the object from what `counts` returned. Raises InputError if there are more hits than trials."""
         if len(hits) != len(trials):
             raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
         accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])

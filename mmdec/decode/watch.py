@@ -27,7 +27,7 @@ _elsewhere = _Elsewhere()
 
 
 def handed_over(wait: Callable[[], tuple[T, float]]) -> T:
-    """Call `wait`, which waits until another thread has done this one's work and perhaps other work.
+    """Call `wait`, in which this thread waits while another thread does this one's work, and perhaps other work.
 
     `wait` returns a result, and the seconds that this thread's own work took. This thread's stopwatches count only
     these seconds.
@@ -44,7 +44,7 @@ class Stopwatch:
     """Wall-clock seconds. Each reading first waits until a GPU has finished its work."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        """device: the one whose work is timed. Starts the first lap."""
+        """Start the first lap. device: the device whose work is timed."""
         self.seconds: dict[str, float] = {}  # stage -> seconds
         self._device = device
         self._lap = self.now()

@@ -28,11 +28,11 @@ class Stopped(Exception):
 
 
 class Tell(Protocol):
-    """The callback that work reports to. Called without values, it only checks whether the work was stopped."""
+    """The callback by which work reports. Called without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
-        """Report new values of the page's outputs, by name. first: return only when the page has them. Raises
-        Stopped."""
+        """Report new values of the page's outputs, by name. first: return only when the page has them. Raises Stopped
+        if the work was stopped."""
         ...
 
 

@@ -1,4 +1,5 @@
-"""The tab that answers questions about pictures: a race of drafters, and what each drafter kept of the picture."""
+"""The tab that answers questions about pictures. It shows a race of drafters, and the visual tokens that each drafter
+uses."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ def checked(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """Answer once with this drafter (None: none), and return the answer with its rounds. live: show the text as it is
-    accepted. Raises Stopped between two rounds if the visitor stopped the request."""
+    """Answer once with this drafter (None: plain decoding), and return the answer with its rounds. live: show the text
+    as it is accepted. Raises Stopped between two rounds if the visitor stopped the request."""
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
     nodes = None if drafter is None else DRAFT
@@ -219,8 +220,8 @@ def side_of(tokens: int) -> int | None:
 
 
 def kept_svg(kept: Sequence[float]) -> str:
-    """Draw an SVG overlay that darkens what the drafter dropped. kept: the share that the drafter keeps of each visual
-    token. The token with the largest share stays bright."""
+    """Draw an SVG overlay that darkens the visual tokens that the drafter uses less. kept: for each visual token, in
+    [0, 1], how much of it the drafter uses. Returns "" if the tokens form no square grid."""
     side = side_of(len(kept))
     if side is None:
         return ""
@@ -237,8 +238,8 @@ def kept_svg(kept: Sequence[float]) -> str:
 
 
 def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
-    """Write a sentence on how many visual tokens the drafter read. compressor: its name. kept: shares of the visual
-    tokens, as for `kept_svg`; None: all were read."""
+    """Write a sentence on how many visual tokens the drafter uses. compressor: its name. kept: as for `kept_svg`; None:
+    it uses all."""
     if kept is None:
         return f"{drafter} reads every visual token. {TOKEN}"
     whole = sum(value > 0.0 for value in kept)
@@ -250,8 +251,8 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
 
 
 def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
-    """Write the picture as HTML. name: its alternative text. kept: the visual tokens' shares for the overlay. caption:
-    a line below it."""
+    """Write the picture as HTML. name: its alternative text. kept: draw the overlay of `kept_svg`. caption: a line
+    below the picture."""
     height, width = pixels.shape[:2]
     veil = "" if kept is None else kept_svg(kept)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""

@@ -75,7 +75,7 @@ class Guard:
             await self._bounded(scope, receive, send, path, _length(headers))
 
     def _known(self, headers: MutableMapping[str, str], scope: Scope) -> bool:
-        """Whether a request is addressed to this page, and comes from this page or from no page."""
+        """Return whether a request is addressed to this page, and comes from this page or from no page."""
         host, origin = headers.get("host", ""), headers.get("origin")
         names = {name.lower() for name in self._names()}
         arrived = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")

@@ -1,7 +1,7 @@
-"""Draws the race: several ways of decoding side by side, pass by pass and slower than they ran.
+"""Draws the race: several ways of decoding side by side, pass by pass, at a pace that people can follow.
 
 Nothing is decoded here. A lane is drawn from the rounds of a finished run: the pieces of text that each pass accepted,
-and when. The browser shows them at a slower pace.
+and when. The browser then shows them as an animation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmdec.pipelines.description.answer import Description
 from mmdec.pipelines.transcription.transcript import Transcript
 
 Decoded = Transcript | Description
-# Slower than the run by these factors.
+# Factors by which the page may show a race slower than it ran.
 PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SHOWN = 7.0  # the most seconds that the slowest lane takes on the page
 AGAIN = (
@@ -40,6 +40,7 @@ class Step:
 
     @property
     def count(self) -> int:
+        """Return the number of accepted tokens."""
         return len(self.pieces) + self.silent
 
 
@@ -56,6 +57,7 @@ class Lane:
 
     @property
     def seconds(self) -> float:
+        """Return the seconds of all passes."""
         return self.steps[-1].seconds if self.steps else 0.0
 
     @property
@@ -127,8 +129,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
-    """Write pieces as HTML, in the colour of their pass. Each appears when its pass has ended, `factor` times
-    slower."""
+    """Write pieces of text as HTML, in the colour of their pass. Each appears when its pass ended in the run, times
+    `factor`."""
     spans = []
     for number, step in enumerate(steps, 1):
         colour, late = (number - 1) % 6, step.seconds * factor

@@ -8,7 +8,7 @@ from html import escape
 
 from mmdec import InputError, MmdecError
 
-NAMES = {
+NAMES = {  # argument of the library's errors -> its name for visitors
     "audio": "The recording",
     "samples": "The recording",
     "sample_rate": "The sample rate",

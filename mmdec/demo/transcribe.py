@@ -50,8 +50,8 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """Transcribe once with this drafter (None: none), and return the transcript with its rounds. live: show the text as
-    it is accepted. Raises Stopped between two rounds if the visitor stopped the request."""
+    """Transcribe once with this drafter (None: plain decoding), and return the transcript with its rounds. live: show
+    the text as it is accepted. Raises Stopped between two rounds if the visitor stopped the request."""
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
     on_round = listener(tell, tokenizer, rounds, "" if live else None)
@@ -157,8 +157,8 @@ class Talk:
 
     live: LiveTranscriber
     final: list[str] = field(default_factory=list[str])  # the final texts so far, as HTML
-    provisional: str = ""
-    ended: bool = False
+    provisional: str = ""  # text that may still change
+    ended: bool = False  # whether `live` was ended
 
     def add(self, updates: Iterable[StreamUpdate]) -> None:
         """Add new transcripts. Those of low confidence are not shown."""
@@ -184,7 +184,7 @@ def _final(result: Transcript) -> str:
 
 def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None]:
     """Transcribe a piece of sound that arrived. talk: the recording so far; None for its first piece. Returns the
-    status, the text, and the talk; after an error None for the talk."""
+    status and the text as HTML, and the talk (None after an error)."""
     try:
         if sound is None:
             return status(LISTENING, "busy"), "" if talk is None else talk.html, talk
@@ -200,7 +200,8 @@ def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None
 
 
 def ended(talk: Talk | None) -> tuple[str, str, None]:
-    """End a recording: decode its rest. Returns the status, the text, and None for the next recording's talk."""
+    """End a recording: decode its rest. Returns the status and the text as HTML, and None: the next recording begins
+    without a talk."""
     if talk is None:
         return status(READY), "", None
     if not talk.ended:

@@ -32,7 +32,7 @@ from mmdec.pipelines.comparison import faster, verdict
 from mmdec.pipelines.translation.translate import Translation, load, translate_speech
 from mmdec.pipelines.translation.translator import Graph, Pass
 
-WAYS = {
+WAYS = {  # a way of decoding, as the page names it -> its strategy
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",
     "by the graph, its best texts read by the one-by-one decoder (reranked)": "reranked",
     "one by one (autoregressive)": "autoregressive",
@@ -58,7 +58,7 @@ ID = "mm-translate"
 VERTICES = 96  # the most vertices that are drawn
 STRONG = 0.05  # least probability of a link that is drawn
 LINKS = 3  # the most links of a vertex
-STEP, RADIUS, DOT = 34, 13, 5
+STEP, RADIUS, DOT = 34, 13, 5  # pixels: least distance of vertices, half height of a label, radius of a dot
 LETTER = 7.5  # width of a letter in a label
 ABOVE, BELOW = 96, 84  # height reserved for arcs above and below the row of vertices
 READABLE = {"<s>": "start", "</s>": "end", "<unk>": "?", "<pad>": "-"}
@@ -342,5 +342,5 @@ def readable(unit: str) -> str:
 
 
 def percent(value: float) -> str:
-    """Format a percentage: 0.934 -> "93 %"; a positive value is at least "< 1 %"."""
+    """Format a share as a percentage: 0.934 -> "93 %"; below 0.01: "< 1 %"."""
     return f"{100 * value:.0f} %" if value >= 0.01 else "< 1 %"

@@ -1,10 +1,10 @@
 """Drafts for a speech model with a CTC head on its encoder's states (Graves et al. 2006, Viterbi alignment).
 
 The head transcribes the whole window at once, frame by frame, from the states that the decoder reads anyway. Its
-transcript (what is "heard") has some errors; the accepted text is right. So each round the accepted text is aligned to
-the frames, and the draft continues the transcript from the frame where the accepted text ends. The head's pieces are
-merged into the model's own tokens: a word of three pieces may be one token of the model. With an n-gram of pieces, a
-beam search from the end of the accepted text replaces the head's best path.
+transcript differs from the model's text in places. So each round the accepted text is aligned to the frames, and the
+draft continues the transcript from the frame where the accepted text ends. The head's pieces are merged into the
+model's own tokens: a word of three pieces may be one token of the model. With an n-gram of pieces, a beam search from
+the end of the accepted text replaces the head's best path.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 STATES = 50  # states that the encoder gives for a second of sound
 TIMES = 50  # timestamp tokens for a second: one each 20 ms
 COLUMNS = 100  # the encoder's input frames per second
-FLOOR = 6.0  # maximum cost of one frame, in nats: accepted text that the head did not hear must be aligned, too
+FLOOR = 6.0  # maximum cost of one frame, in nats: accepted text that the transcript lacks must be aligned, too
 EQUAL = 1e-3  # paths whose log-probabilities differ by less count as equally good
 WIDTH = 6  # maximum number of texts that the beam search keeps after each frame
 CHOICES = 6  # number of likeliest pieces of a frame that the beam search considers, besides the blank
 LEAST = -7.0  # minimum log-probability of a piece that the beam search considers
 SILENT = -0.01  # where the blank has at least this log-probability, no other piece is considered
 WEIGHT, LENGTH = 0.5, 1.0  # weight of the n-gram's log-probability; score added for each piece
-UNHEARD = -2.0  # a token that changes the alignment's score by less than this was not heard
-EXACT = 0.1  # chance that a timestamp read from the frames is the model's own
+UNHEARD = -2.0  # a token that lowers the alignment's score by more than this differs from the head's transcript
+EXACT = 0.1  # chance that a timestamp computed from the frames equals the model's
 ENDS = 0.7  # chance that the text ends where the head's transcript ends
 SILENCE = 3 * STATES  # states of silence after the sound that the head reads: it was trained with them
 
@@ -100,14 +100,14 @@ class Alignment:
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
     def score(self) -> float:
-        """Return the score of the best path that spells the accepted text; 0 if the head's best path spells it."""
+        """Return the score of the best path that spells the accepted text: 0 if it is the head's best, else less."""
         return float(np.maximum(self._closed, self._open).max())
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
         """Return at most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
 
         A piece's chance is its probability at its first frame times the lowest probability of the blanks before it. If
-        the piece has a higher probability at one of its later frames, its chance is that probability.
+        the piece's probability at a later frame is higher than this product, its chance is that probability.
         """
         found: list[tuple[int, int, float]] = []
         said, sure = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
@@ -137,7 +137,7 @@ class Alignment:
         return self._choices[frame]
 
     def likeliest(self, place: int, most: int, model: PieceModel, context: str) -> list[tuple[int, int, float]]:
-        """Do the same as `heard`, by a beam search with an n-gram of pieces. model: the n-gram. context: its context
+        """Return the same as `heard`, by a beam search with an n-gram of pieces, `model`. context: the n-gram's context
         after the accepted text.
 
         Prefix search (Hannun et al. 2014) that scores each text by its best path. A piece's chance is the share of the
@@ -178,17 +178,17 @@ class Alignment:
 
 @dataclass(slots=True)
 class Text:
-    """A text of a beam search: log-probabilities of its best path that ends in a blank, and in its last piece."""
+    """A text of a beam search."""
 
-    ended: float
-    held: float
+    ended: float  # log-probability of its best path that ends in a blank
+    held: float  # log-probability of its best path that ends in its last piece
     context: str  # the n-gram's context after this text
     frames: tuple[int, ...]  # the frame at which each of its pieces begins
     gain: float = 0.0  # score of its last piece by the n-gram, `LENGTH` included
 
     def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
         """Return the text with one more piece, which begins at `frame`. The frame's log-probability is not added yet.
-        The n-gram has no `MARK`."""
+        `MARK` does not change the n-gram's context, because the n-gram has no such piece."""
         if piece == MARK:
             return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
         gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH
@@ -197,22 +197,23 @@ class Text:
 
 @dataclass
 class Row:
-    """A row of a run: its accepted tokens that are not aligned yet (`waiting`), and its last two aligned tokens."""
+    """The state of one row of a run."""
 
     timed: bool  # whether the model writes timestamps
-    first_time: int
-    waiting: list[int] = field(default_factory=list[int])
+    first_time: int  # id of the timestamp of 0 seconds
+    waiting: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
     alignment: Alignment | None = None  # None: the head does not know the language
-    last: int = -1
-    before: int = -1
-    unheard: bool = False  # whether the head heard something else than the last token
+    last: int = -1  # id of the last aligned token; -1: there is none
+    before: int = -1  # id of the aligned token before it; -1: there is none
+    unheard: bool = False  # whether the head's transcript differs from the last token
     context: str = ""  # the n-gram's context after this text
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
-    """Return how many of the states (B, S, D) a head reads: those of the sound and of some silence after it.
+    """Return, for each row of states (B, S, D), how many of them a head reads: those of the sound and of some silence
+    after it.
 
-    sound: (B, mels, T) what was encoded. The padding after a recording has equal columns. None: all states are read.
+    sound: (B, mels, T) the encoder's input features; padding after a recording has equal columns. None: all are read.
     """
     size = states.shape[1]
     if sound is None:
@@ -224,7 +225,7 @@ def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
 
 @dataclass
 class Memory:
-    """The drafter's state of a run."""
+    """The drafter's state of a run: one `Row` for each row of the batch."""
 
     rows: list[Row]
 
@@ -258,7 +259,7 @@ class Ctc:
 
     @property
     def name(self) -> str:
-        """Name the head by a digest of its weights."""
+        """Return a name made of a digest of the head's weights and settings."""
         entries = self.model and sum(map(len, self.model.successors.values()))
         return f"ctc-{fingerprint(self.head, self.pieces.kept[:8], entries)}"
 
@@ -295,7 +296,8 @@ class Ctc:
         return Memory(rows)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row: what the head heard after the accepted text, as far as the head is sure."""
+        """Draft a chain for each row: the transcript after the accepted text. It ends where the chance that all its
+        tokens are right falls below `plan.threshold`."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
@@ -384,8 +386,8 @@ class Ctc:
 
     @staticmethod
     def _skipped(row: Row, texts: Sequence[bytes]) -> int:
-        """Return how many of the first pieces cannot come next. If the head heard something else than the last token,
-        the rest of that word is skipped. A new segment begins with a new word."""
+        """Return how many of the first pieces to skip. If the transcript differs from the last token, the rest of that
+        word is skipped. A new segment begins with a new word."""
         begins = row.timed and row.last >= 0 and row.last >= row.first_time
         at = 0
         while at < len(texts) and texts[at] and (begins or row.unheard):
@@ -400,8 +402,8 @@ class Ctc:
         return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
-        """Merge heard (piece, frame, chance) into the model's tokens. A token's chance is the product of its pieces'
-        chances."""
+        """Merge the transcript's (piece, frame, chance) into the model's tokens. A token's chance is the product of its
+        pieces' chances."""
         texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
         ends = np.cumsum([len(text) for text in texts]).tolist()
         found: list[tuple[int, float]] = []

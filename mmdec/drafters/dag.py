@@ -5,7 +5,7 @@ alpha_t(j) = P(y_1..y_t, a_t = v_j) and the links E, it is P(y | y_1..y_t) ~ sum
 reaches the last vertex, which emits </s>. An accepted prefix therefore needs no alignment, only one product with E for
 each unit, also where it differs from the graph's best path.
 
-The drafter has the graph of one utterance instead of weights: make one drafter for each call.
+The drafter holds the graphs of one batch instead of weights: make one drafter for each call.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class RowState:
         return ahead, ahead @ self.emissions
 
     def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
-        """Return alpha (L,), the distribution over the vertex that emitted `unit`, the next unit. ahead: (L,) the
-        distribution over the next vertex."""
+        """Return the new alpha (L,): the distribution over the vertices that may have emitted `unit`. ahead: (L,), the
+        distribution over the next vertex, before its unit is known."""
         alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
         total = alpha.sum()
         return alpha / total if total > 0.0 else ahead  # past the last vertex there is no distribution

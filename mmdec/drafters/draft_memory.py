@@ -22,14 +22,14 @@ ROOM = 256  # columns that a new cache has beyond those needed, so that it seldo
 class DraftCache:
     """Keys and values of a draft network's layers. Row r's accepted columns are the first `lengths[r]`.
 
-    A draft's columns begin behind those of the longest row, at the same index for all rows. A draft is rolled back by
+    A draft's columns come after those of the longest row, at the same index for all rows. A draft is rolled back by
     overwriting it.
     """
 
     def __init__(self, rows: int, layers: int = 1) -> None:
         self.lengths, self._layers = [0] * rows, layers
         self._keys = self._values = torch.empty(0)  # (B, layers * heads, columns, head size)
-        self._uneven: Tensor | None = None  # (B, 1, 1, width) additive: minus infinity behind a shorter row's columns
+        self._uneven: Tensor | None = None  # (B, 1, 1, width) additive mask: minus infinity after a shorter row's end
 
     @property
     def width(self) -> int:
@@ -42,8 +42,9 @@ class DraftCache:
         return self._uneven is not None
 
     def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> Pair:
-        """Write one layer's first `counts[r]` columns of row r behind its accepted ones; `accept` accepts them later.
+        """Write one layer's new columns after each row's accepted ones; `accept` accepts them later.
 
+        keys, values: (B, h, n, d), of which row r's first `counts[r]` columns are written.
         Returns: the layer's keys and values (B, h, W, d); W is the length of the longest row, new columns included.
         """
         lengths, width, size = self.lengths, self.width, keys.shape[2]
@@ -79,7 +80,7 @@ class DraftCache:
         return self._keys.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)[:, None]
 
     def draft(self, keys: Tensor, values: Tensor, offset: int, layer: int = 0) -> Pair:
-        """Write one layer's columns (B, h, n, d) of a draft, beginning `offset` columns behind the accepted ones.
+        """Write one layer's columns (B, h, n, d) of a draft, beginning `offset` columns after the accepted ones.
 
         Returns: the layer's keys and values up to the new columns.
         """
@@ -107,8 +108,8 @@ class DraftCache:
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the last layer's accepted keys and values (B, h, width, d), and the additive mask (B, 1, 1, width) of
-        the columns behind shorter rows (None if all rows are equally long)."""
+        """Return the last layer's accepted keys and values (B, h, width, d), and an additive mask (B, 1, 1, width) that
+        hides the columns after a shorter row's end (None if all rows are equally long)."""
         keys, values = self._layer(self._layers - 1)
         return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
 
@@ -152,14 +153,15 @@ class DraftCache:
 
 @dataclass(frozen=True)
 class WaitingPrompt:
-    """The prompt's columns before the draft network has processed them.
+    """The prompt's F tokens and features, before the draft network has processed them.
 
-    The last column is missing: it needs the first generated token, so the first verdict adds it.
+    They make F - 1 columns (fewer if images are compressed), because a column reads a feature and the token after it.
+    The first verdict adds the next column, which reads the last feature and the first generated token.
     """
 
     embeds: Tensor  # (B, F, H), embeddings of the prompt's tokens
     features: Tensor  # (B, F, k * H), hidden states of the k target layers that the network reads
-    visual: Tensor  # (B, F) bool, True at visual tokens
+    visual: Tensor  # (B, F) bool, True at placeholders of images, video or sound
     mask: Tensor  # (B, F) bool, False at padding
     positions: Tensor | None = None  # (1 or 3, B, F) the target's positions, if the network uses them
     next: Tensor | None = None  # (B,) the target's position of the first token after the prompt
@@ -218,7 +220,7 @@ class Waiting:
 class PromptInfo:
     """How the visual tokens of a row were compressed."""
 
-    compressor: str | None = None
+    compressor: str | None = None  # name of the compressor; None: nothing was compressed
     kept: Tensor | None = None  # in [0, 1], the weight of each of the row's visual tokens
 
 
@@ -230,7 +232,7 @@ class Memory:
     columns: list[int]  # number of columns of each row's text, those in `queue` included
     positions: list[int]  # text position of each row's next column to process
     queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # columns to process, oldest first
-    carry: Tensor | None = None  # (B, 1, C), `DraftNetwork.fuse`'s extra input: ViSpec's global vector
+    carry: Tensor | None = None  # (B, 1, C), extra input of the network at each text column: ViSpec's global vector
     info: list[PromptInfo] = field(default_factory=list)  # one for each row; empty until the prompt was processed
     step: TokenStep | None = None  # fast path for single tokens of one row; None: not available, or not tried yet
     asked: bool = False  # whether the drafter has already tried to make `step` since the prompt

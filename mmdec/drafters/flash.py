@@ -43,7 +43,7 @@ class Flash:
         """network: FLASH's head. embedding, output: the target's embedding and LM head. width: maximum nodes
         of a level that are expanded.
         tree: whether to make a tree of the slots; None: the network's configuration decides.
-        Raises: InputError as `TreeGrowing`.
+        Raises: InputError if `output` does not fit the network, or `width` is below 1.
         """
         self._columns = TreeGrowing(network, embedding, output, width)
         self.network: FlashNetwork = network
@@ -52,7 +52,7 @@ class Flash:
 
     @property
     def name(self) -> str:
-        """Name the system, width, a digest of the network's weights, and chain or tree."""
+        """Return a name made of the system, the width, a digest of the network's weights, and "chain" or "tree"."""
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
@@ -64,7 +64,7 @@ class Flash:
         return self._columns.start(context)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Queue the accepted path with its features."""
+        """Queue the tokens and features of the accepted path, which the next draft processes first."""
         self._columns.update(memory, draft, scores, verdict)
 
     def select(self, memory: Memory, live: Tensor) -> None:
@@ -107,7 +107,7 @@ class Flash:
 
 
 class Slots(Levels):
-    """Grows one draft from slots: each level is predicted by the next slot, refined by the tokens of the path above."""
+    """Grows one draft from slots: each level is predicted from the next slot, refined by the path's tokens above it."""
 
     def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
         """last: the root's column. depth: slots beyond this depth are not computed."""

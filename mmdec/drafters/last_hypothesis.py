@@ -1,4 +1,4 @@
-"""Drafts from the text that an earlier decoding of nearly the same sound gave, for sound that is still arriving.
+"""Drafts from the text of an earlier decoding of nearly the same sound, for live sound.
 
 A window of live sound is decoded again whenever some sound was added to it. Most of its text stays as it was, so the
 last text is drafted as one long chain, and a pass of the target confirms it. Where the new text differs from the last
@@ -24,7 +24,7 @@ OLDER = 4  # maximum nodes of the branch that continues an older text
 
 @dataclass
 class _Place:
-    """Where a row is in one text."""
+    """The place in an earlier text at which a row continues."""
 
     at: int = 0  # index in the earlier text of the token that is expected next
     sure: bool = True  # whether the token before `at` is the row's last token; else the place is a guess
@@ -40,7 +40,7 @@ class _Row:
 
 @final
 class LastHypothesis:
-    """Drafts what follows in earlier texts. It has no weights, and takes microseconds.
+    """Drafts the tokens that follow in earlier texts of the same window. It has no weights, and takes microseconds.
 
     One object serves the decodings of one window: `tokens` is the text that they are expected to have.
     """
@@ -72,7 +72,7 @@ class LastHypothesis:
         return trees_from_lists(roots, trees)
 
     def update(self, memory: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Follow the round's tokens in the texts."""
+        """Advance each row's places in the earlier texts by the round's tokens."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.text = [*row.text[1 - LONGEST :], token]

@@ -1,4 +1,4 @@
-"""Grows a draft network's draft behind the accepted columns.
+"""Grows a draft network's draft, whose columns come after the accepted ones.
 
 `Levels` runs the network once for each level. `BlockLevels` gets the states of all levels from one pass.
 """
@@ -45,7 +45,7 @@ class Grower(Protocol):
 
 
 class Levels:
-    """Grows one draft behind the accepted columns of a run. FLASH overrides `expand`."""
+    """Grows one draft after the accepted columns of a run. FLASH overrides `expand`."""
 
     def __init__(self, drafter: Grower, memory: Memory) -> None:
         self.drafter, self.memory = drafter, memory
@@ -149,7 +149,8 @@ class Levels:
         return values, self.drafter.network.token_ids(drafted)
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Sample children without replacement, from hidden (B, 1, H) of the root; `probs` hold the distributions."""
+        """Draft a tree of children sampled without replacement, with their distributions as `probs`. hidden: (B, 1, H),
+        the root's."""
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
         trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]

@@ -60,7 +60,8 @@ class Row:
                 table[value] = (end, ends[0] if ends else 0)
 
     def _longest(self) -> tuple[int, int]:
-        """Return the length of the longest match of the text's end, and its latest earlier position; (0, 0): none."""
+        """Return the length of the longest n-gram at the text's end that occurred before, and the position after its
+        latest earlier occurrence; (0, 0) if there is none."""
         for n in range(min(len(self._heads), len(self.text)), 0, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
             if at:
@@ -86,7 +87,8 @@ class Row:
         return found
 
     def matches(self, shortest: int) -> list[int]:
-        """Return where the text's last n tokens (n >= `shortest`) occurred last, for the longest n first."""
+        """Return the positions after the latest earlier occurrences of the text's last n tokens, the longest n first.
+        shortest: minimum of n."""
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
@@ -106,7 +108,8 @@ class Row:
 
 @final
 class Lookup:
-    """Copies from prompt, encoder's tokens and text. It has no weights, fits every target, and takes microseconds."""
+    """Copies drafts from the prompt, the encoder's input ids and the new text. It has no weights, fits every target,
+    and takes microseconds."""
 
     needs = Needs(stops=True)
 

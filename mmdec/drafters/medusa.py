@@ -31,12 +31,12 @@ DECAY = 2.0  # prior chance that the k-th best token is right where the best is 
 
 @dataclass
 class Block:
-    """State of Medusa-Block's extra layer. Row r's positions are the columns 0 .. lengths[r] of `keys` and `values`."""
+    """State of Medusa-Block's extra layer. Row r's positions are the first lengths[r] columns of keys and values."""
 
     memory: Pair  # keys and values of the encoder's states, which the layer's cross-attention reads
     keys: Tensor  # (B, heads, columns, head size), of self-attention; `values` has the same shape
     values: Tensor
-    lengths: list[int]
+    lengths: list[int]  # number of each row's positions that the layer has processed
     pending: list[list[Tensor]]  # for each row the states (n, H) that the layer has not processed yet
 
 
@@ -60,8 +60,9 @@ class Medusa:
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
-        """heads: the trained heads. output: the model's output layer, which heads without an own one use.
+        """heads: the trained heads. output: the model's output layer, used by heads that have no output layer.
         ranks: prior chances [head][rank] that a rank is right; each counts as 20 observations. None: `expected`.
+        Raises: InputError if `output` or `ranks` do not fit the heads.
         """
         config = heads.config
         if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
@@ -84,7 +85,7 @@ class Medusa:
 
     @property
     def name(self) -> str:
-        """Name the kind, the number of heads, and digests of their weights and prior."""
+        """Return a name made of the heads' kind and number, and a digest of their weights and prior."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
@@ -195,7 +196,7 @@ class Medusa:
 
 
 def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-    """Record which rank of `ranked` was right at each depth, as long as all depths above were right."""
+    """Record which rank was right at each depth of a round. ranked: [row][head][rank], the drafted candidates."""
     for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
         for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)

@@ -35,14 +35,15 @@ class HeadMemory:
     cache: DynamicCache
     seen: Tensor  # (B, C) bool: whether each of the cache's C accepted columns holds a token, not padding
     positions: Tensor  # (B,), the position of each row's next column
-    queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # tokens, features, True if no padding
+    # columns to process: tokens (B, n), features (B, n, H), and (B, n) bool, False at padding
+    queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     drafted: int = 0  # number of columns that the last draft left in the cache; the next pass drops them
     step: None = None  # the fast path for single tokens, which `Levels` asks for; the head has none
 
 
 class Shape:
-    """Sizes of an MTP head, under the names that `Levels` (tree growing) reads of any draft network. Width and
-    vocabulary are the target's."""
+    """The attributes and methods of a draft network that `Levels` (tree growing) uses, for an MTP head. The head drafts
+    in the target's vocabulary."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.vocab_size = vocabulary
@@ -104,7 +105,7 @@ class Mtp:
 
     @property
     def name(self) -> str:
-        """Name the system, the width, and a digest of the head's weights."""
+        """Return a name made of "mtp", the width, and a digest of the head's weights."""
         return f"mtp-{self.width}-{fingerprint(self.head.layers)}"
 
     def check(self, target: Target) -> None:
@@ -128,7 +129,7 @@ class Mtp:
         return memory
 
     def update(self, memory: HeadMemory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Queue the accepted path with its features."""
+        """Queue the tokens and features of the accepted path, which the next draft processes first."""
         part = Waiting.of(scores.features[-1], verdict, verdict.lengths.tolist())
         exists = torch.arange(part.tokens.shape[1], device=part.tokens.device) < verdict.lengths[:, None]
         memory.queue.append((part.tokens, part.features, exists))
@@ -177,7 +178,7 @@ class Mtp:
         return hidden[torch.arange(rows, device=tokens.device), last][:, None]
 
     def run(self, memory: HeadMemory, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
-        """Run the head over columns behind those in the cache, and keep them there.
+        """Run the head over the columns after those in the cache, and keep them there.
 
         tokens, positions: (B, n). features: (B, n, H) of the tokens before. sees: (B, n, S + n) bool. Returns: hidden
             (B, n, H).

@@ -1,4 +1,4 @@
-"""A small model of another vocabulary drafts: the text goes from one tokenizer to the other and back.
+"""Drafts with a small model that has another vocabulary: text is converted between both tokenizers.
 
 In each round the target's text is decoded and encoded with the small model's tokenizer; the small model continues it
 greedily; what it adds is encoded with the target's tokenizer, together with the end of the text. A draft counts only if
@@ -34,13 +34,13 @@ class Memory:
 
     texts: list[list[int]]  # each row's tokens of the target, without padding and placeholders of pictures
     kept: list[list[int]] = field(default_factory=lambda: [])  # each row's tokens in the small model's cache
-    session: Any = None
-    restarts: int = 0
+    session: Any = None  # the small model's run; None before the first draft
+    restarts: int = 0  # how often the small model has read the whole text again
 
 
 @final
 class OtherVocabulary:
-    """Drafts chains with a small model whose tokens mean other words. It reads text only, without special tokens."""
+    """Drafts chains with a small model that has another tokenizer. It reads text only, without special tokens."""
 
     def __init__(
         self, model: Target, tokenizer: Any, target_tokenizer: Any, positions: int | None = None, size: int = 2**31
@@ -117,8 +117,8 @@ class OtherVocabulary:
         return chains(roots, drafted)
 
     def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
-        """Make the small model's cache hold the beginning of each row's tokens `read`. Returns False if it was refilled
-        too often.
+        """Make the small model's cache hold the beginning of each row's tokens `read`. If it holds other tokens, it is
+        filled anew. Returns False if this has happened more than `RESTARTS` times.
         """
         rows = zip(memory.kept, read, strict=True)
         if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):

@@ -44,7 +44,7 @@ PROMPT = len(LEADS) + 1  # the group of successors that come from the prompt or 
 class Successors:
     """A run's matrix: each token's successors, best first. All rows of the batch share it; this affects only drafts.
 
-    rows: each row's text.
+    rows: each row's text and its n-grams.
     """
 
     def __init__(self, warm: Tensor | None) -> None:

@@ -32,9 +32,9 @@ METHODS = ("check", "start", "propose", "update", "select")  # methods of the pr
 class Entry:
     """How to make a drafter: by its factory, from a folder with weights, or by both."""
 
-    factory: Factory | str | None = None
+    factory: Factory | str | None = None  # makes the drafter without arguments; or its dotted path
     drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
-    network: str | None = None
+    network: str | None = None  # dotted path of the network's class; None: no weights, or `loader` reads them
     loader: Loader | str | None = None  # for drafters from outside the package: reads the folder
     of_model: str | None = None  # dotted path of a class whose `of(model)` makes the drafter from the loaded target
     auto: bool = False  # whether "auto" and the demo look for its weights beside a model
@@ -162,7 +162,7 @@ def drafter_entry(name: str) -> Entry | None:
 
 
 def drafter_names() -> list[str]:
-    """Return the names of the drafters that need neither a folder nor a head of the model's."""
+    """Return the names of the drafters that need neither a folder nor a native head of the model."""
     return [name for name, entry in _all().items() if entry.factory is not None]
 
 
@@ -200,8 +200,8 @@ def named_drafter(name: str) -> Drafter:
     """Make a drafter from a registered name or a dotted path.
 
     name: a registered name, or "package.module:Class" of a class that needs no arguments.
-    Raises: InputError if a drafter of this name needs a folder, if there is no such drafter, or if its class needs
-        arguments.
+    Raises: InputError if a drafter of this name needs a folder or a loaded model, if there is no such drafter, or if
+        its class needs arguments.
     """
     entry = drafter_entry(name)
     if entry is not None and entry.of_model is not None:

@@ -101,6 +101,7 @@ class SmallModel:
         columns: whether each node takes a position of its own; it then drafts chains only.
         encode: the model's own encoder, features -> states or None. It is used where the target's states have another
             size; a distilled decoder reads the target's.
+        Raises: InputError if `width` is below 1.
         """
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
@@ -278,13 +279,14 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
-        """Keep each row's nodes `paths` of the last pass; an empty path keeps none, not even the root."""
+        """Do what `keep_columns` does, and forget which nodes the last pass scored."""
         keep_columns(self._model, memory.session, paths)
         memory.scored = None
 
 
 def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
-    """Keep each row's nodes of the last pass in the cache; an empty path keeps none, not even the root."""
+    """Keep the columns of the last pass's nodes `paths[r]` in row r of the cache, and drop the others. An empty path
+    keeps none, not even the root."""
     width = max(1, *map(len, paths))
     path = torch.tensor([row + [-1] * (width - len(row)) for row in paths], device=model.device)
     none = torch.zeros_like(path[:, 0])

@@ -12,10 +12,10 @@ included, are queued until the next draft, so a run without drafts pays nothing.
 layer's keys and values are computed; the last column, whose token is the root, is run through the whole layer and gives
 the first level.
 
-P-EAGLE (arXiv 2602.01469) computes all levels in one pass, from columns without tokens behind the root's. DFlash (arXiv
+P-EAGLE (arXiv 2602.01469) computes all levels in one pass, from columns without tokens after the root's. DFlash (arXiv
 2602.06036) does so, too: its cache holds keys and values of the target's states alone, and its pass is over a block of
 the root and mask tokens, whose keys are dropped. Each depth has one distribution, which does not depend on the tokens
-above it, and the tree is the best-first one of these (`levels.py`).
+above it. The tree has the nodes with the highest products of probabilities along their paths (`levels.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class TreeGrowing:
 
     def __init__(self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = WIDTH) -> None:
         """network: the draft network. embedding, output: the target's own (`model.get_input_embeddings()`,
-        `model.get_output_embeddings()`). width: maximum nodes of a level that are expanded."""
+        `model.get_output_embeddings()`). width: maximum nodes of a level that are expanded.
+
+        Raises: InputError if `output` does not fit the network, or `width` is below 1.
+        """
         config = network.config
         if tuple(output.weight.shape) != (config.vocab_size, config.target_size):
             raise InputError(
@@ -70,7 +73,7 @@ class TreeGrowing:
 
     @property
     def name(self) -> str:
-        """Name the system, the width, and a digest of the network's weights."""
+        """Return a name made of the system, the width, and a digest of the network's weights."""
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:
@@ -115,7 +118,7 @@ class TreeGrowing:
         return memory
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Queue the accepted path with its features."""
+        """Queue the tokens and features of the accepted path, which the next draft processes first."""
         counts = verdict.lengths.tolist()
         memory.queue.append(Waiting.of(self._joined(scores.features), verdict, counts))
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
@@ -162,7 +165,8 @@ class TreeGrowing:
         return self.network.logits(hidden, self.output)
 
     def _embeds(self, context: Context, visual: Tensor) -> Tensor:
-        """Return the embeddings (B, F, H) of the prompt's new columns. visual: (B, F) bool, True at visual tokens."""
+        """Return the embeddings (B, F, H) of the prompt's new columns; for DFlash, which reads none, (B, F, 0). visual:
+        (B, F) bool, True at placeholders of images, video or sound."""
         if self._blocks is not None:
             return next(iter(context.features.values()))[..., :0]
         if self._own is None:
@@ -175,7 +179,7 @@ class TreeGrowing:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def take_in(self, memory: Memory) -> LastColumn:
-        """Process the queued columns into the cache. Returns each row's last column, whose token is from a verdict."""
+        """Process the queued columns and cache their keys and values. Returns each row's last column, the root's."""
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
@@ -191,7 +195,8 @@ class TreeGrowing:
         )
 
     def catch_up(self, memory: Memory) -> Waiting:
-        """Do the first half of `take_in`: process everything up to the last prompt. Returns the later columns."""
+        """Do the first half of `take_in`: process the queued columns up to the last prompt. Returns the columns of text
+        accepted after it."""
         if memory.packed is None:
             memory.packed = self.network.packed()
         groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
@@ -202,7 +207,8 @@ class TreeGrowing:
         return _joined(groups[-1])
 
     def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
-        """Cache columns. Returns the last layer's input (B, n, H) and queries (B, heads, n, d)."""
+        """Process queued columns, and accept them in the cache. Returns the last layer's input (B, n, H) and queries
+        (B, heads, n, d)."""
         if isinstance(part, WaitingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:
@@ -229,8 +235,8 @@ class TreeGrowing:
     def _through(
         self, memory: Memory, states: Tensor, positions: Tensor, counts: list[int]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run all layers but the last over columns behind the accepted ones. Returns the last layer's input (B, n, H),
-        queries, keys and values (B, heads, n, d)."""
+        """Run all layers but the last over the columns after the accepted ones. Returns the last layer's input (B, n,
+        H), queries, keys and values (B, heads, n, d)."""
         network, cache, last = self.network, memory.cache, self.network.depth - 1
         for index in range(last):
             queries, keys, values = network.project(states, positions, None, index)
@@ -240,9 +246,9 @@ class TreeGrowing:
         return states, *network.project(states, positions, memory.packed, last)
 
     def _ahead(self, memory: Memory, count: int) -> Tensor:
-        """Run P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens behind each
-        row's last one. Only queued columns stay cached. Returns hidden (B, count, H) of the last queued column and of
-        those without tokens."""
+        """Run P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens after each row's
+        last one. Only queued columns stay cached. Returns hidden states (B, count, H) of each row's last queued column
+        and of those without tokens."""
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
         device = states.device
@@ -265,8 +271,8 @@ class TreeGrowing:
         return hidden
 
     def _block(self, memory: Memory, roots: Tensor) -> Tensor:
-        """Run DFlash: process the queued columns, then run a block behind them: the root and mask tokens. Returns
-        hidden states (B, K, H), one for each drafted token."""
+        """Run DFlash: process the queued columns, then a block of the root and mask tokens after them. Returns hidden
+        states (B, K, H), one for each drafted token."""
         network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
         self._columns(memory, self.catch_up(memory))
         tokens = roots[:, None].repeat(1, config.block_size)

@@ -2,10 +2,10 @@
 
 A folder of shipped drafters has a file `drafters.json`. The file lists the drafters; the list is empty if the folder
 holds only a confidence.json for the model (`shipped_folder`). The file identifies the model by some values of each of
-its tensors. Values are compared instead of hashed, because a copy in another dtype has rounded values. So every copy of
-the weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too, because its values are close:
-its token ids mean the same words and its states are similar. Drafts for it are accepted less often; the budget stops
-drafting where that does not pay.
+its matrices. Values are compared instead of hashed, because a copy in another dtype has rounded values. So every copy
+of the weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too, because its values are
+close. Its tokens are the same and its hidden states are similar, so the drafter works, but its drafts are accepted less
+often; where drafting takes more time than it saves, the budget stops it.
 With "auto" the user has not chosen a drafter. So a drafter that is damaged or does not fit is skipped with a warning.
 """
 
@@ -38,7 +38,7 @@ from mmdec.types import Drafter, InputError
 
 SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"
-VALUES = 2  # number of values of each tensor that are compared to recognise a model's weights
+VALUES = 2  # number of values of each matrix that are compared to recognise a model's weights
 ROUNDED, TINY = 2**-8, 1e-7  # maximum relative and absolute differences after rounding to bfloat16 or float16
 TUNED = 0.3  # maximum median relative difference of a fine-tuned model's values; other models differ by 1 or more
 
@@ -69,7 +69,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
 
 
 def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
-    """Return the folders of drafters inside the model's folder or beside it."""
+    """Yield the folders of drafters inside the model's folder or beside it."""
     if folder is not None:
         home = folder.resolve()
         for name in auto_names(speech=hasattr(model.config, "num_mel_bins")):
@@ -92,7 +92,7 @@ def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
 
 
 def _shipped(model: PreTrainedModel) -> Iterator[Path]:
-    """Return the folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
+    """Yield the folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
     for file, how in _matches_of(model):
         settings = read_settings(file)
         if how == "tuned" and settings["drafters"]:
@@ -105,7 +105,7 @@ def _shipped(model: PreTrainedModel) -> Iterator[Path]:
 
 
 def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
-    """Return whether shipped drafters fit this model.
+    """Return whether the drafters in a `drafters.json` were shipped for this model.
 
     file: the `drafters.json` of the drafters. A damaged file matches no model.
     Returns: "same" if the model has the same weights, in any dtype; "tuned" if it was fine-tuned from them; else "".
@@ -145,7 +145,8 @@ def network_shape(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def values_of(model: PreTrainedModel) -> list[float]:
-    """Return some values of each matrix of the model, by the names of the tensors; [] if one cannot be read."""
+    """Return `VALUES` values of each matrix of the model, in the order of the tensors' names; [] if a matrix cannot be
+    read or a value is not finite."""
     parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
         if not isinstance(value, Tensor) or value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:

@@ -134,7 +134,7 @@ def _is_stock(processor: Any) -> bool:
 
 
 def _function(given: Any) -> Any:
-    """Return the caller's own function inside transformers' processor of allowed tokens; other objects unchanged."""
+    """Return the caller's `prefix_allowed_tokens_fn` if `given` is transformers' processor of it, else `given`."""
     return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
 
 
@@ -144,7 +144,8 @@ def _row_wise(given: Any, known: bool) -> bool:
 
 
 def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
-    """Combine criteria: maximum length and EOS tokens become numbers; others are called after each token."""
+    """Combine stopping criteria into a `Stop`: the maximum length, the EOS token ids, and all other criteria, which are
+    called after each token. batch: number of rows."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
@@ -160,7 +161,8 @@ def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
 
 
 class _AllowedTokens(WholeBatch):
-    """transformers' processor of allowed tokens for one row: it calls the caller's function for this row only."""
+    """transformers' processor of allowed tokens for one row of a batch: it calls the caller's
+    `prefix_allowed_tokens_fn` for this row only."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return PrefixConstrainedLogitsProcessor(lambda _, text: _function(self.processor)(self.row, text), 1)(
@@ -196,7 +198,7 @@ class Results:
 
     @property
     def steps(self) -> Callable[[int, int], Steps] | None:
-        """Return a function that returns a row's scores so far, for criteria; None if `generate` passes them none."""
+        """Return the function that gives a row's scores so far to the stopping criteria; None if they get no scores."""
         return None if self.scores is None else self.scores.row_steps
 
     def output(

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @final
 class Hold:
-    """One use of a lock, for reading or writing, and the thread that owns it."""
+    """One acquisition of a lock, for reading or writing, and the thread that owns it."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()

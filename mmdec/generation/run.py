@@ -96,7 +96,7 @@ class DecodingOptions:
 
     @property
     def lossless(self) -> bool:
-        """Return whether the rule gives the model's own output or distribution."""
+        """Return whether the rule preserves the model's own output or distribution."""
         return self.rule not in LOSSY
 
 
@@ -104,11 +104,11 @@ class DecodingOptions:
 class PreparedRun:
     """A run that is checked and prepared. Iterating `rounds` executes it."""
 
-    text: Sequences
+    text: Sequences  # the rows' prompts, new tokens and stopping criteria
     rounds: Iterator[Round]
-    pad: int
+    pad: int  # id of the token that pads shorter rows
     target: HfTarget
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, Any]  # the model's inputs by name
     results: Results
 
     @property
@@ -289,7 +289,8 @@ class Speculation:
 def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
-    """Yield the same rounds; after the last one, fill the caller's cache as `generate` would. pad: a token."""
+    """Yield the same rounds; once all rows have ended, fill the caller's cache as `generate` would. pad: id of the pad
+    token."""
     for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))

@@ -1,7 +1,8 @@
 """`generate`, `stream`, and `speculate` (for `model.generate`): the calls for models of transformers.
 
-transformers prepares everything (masks, caches, processors, stopping criteria), then calls this loop instead of its
-own, so every option of `generate` keeps its meaning. Unsupported input raises an error before the first pass.
+transformers prepares everything (masks, caches, processors, stopping criteria), then calls mmdec's decoding loop
+instead of its own, so every option of `generate` keeps its meaning. Unsupported input raises an error before the first
+pass.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Generation:
     """The result of `generate`."""
 
     sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
-    rounds: list[Round]
+    rounds: list[Round]  # the first is the pass over the prompts
     lossless: bool  # False for typical acceptance
 
     @property
@@ -87,9 +88,10 @@ def generate(
     model: a loaded language or vision-language model of transformers.
     inputs: token ids (B, P) int64, or a tokenizer's or processor's output.
     drafter: a registered name ("lookup" or "recycling"), a folder or hub id of a drafter with weights,
-        "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model with the same
-        vocabulary, an object that implements `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the
-        first drafter in the model's folder, else one shipped for its weights, else "lookup".
+        "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of another
+        vocabulary only if both models' folders hold tokenizers), an object that implements `mmdec.types.Drafter`, or
+        None for plain decoding. Default "auto": the first drafter in the model's folder, else one shipped for its
+        weights, else "lookup".
     rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
         at batch 1 equals `generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`, equal
         the same call without a drafter.) "residual" and "block" give the model's own distribution and suit drafters
@@ -102,7 +104,7 @@ def generate(
         criterion of your own makes transformers' loop decode without drafts, with a warning, unless it sets
         `mmdec_row_wise = True`: its effect on a row must then depend on that row and its index alone.
     Returns: a `Generation`: the sequences (B, L), and what happened in each round.
-    Raises: InputError for beam search, a cache that cannot be rolled back, a drafter with another vocabulary, or a
+    Raises: InputError for beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
         wrong argument.
     Source: speculative decoding (Leviathan et al. 2023); for the rules' papers see `mmdec.decode.verify`.
     """

@@ -42,11 +42,12 @@ class LoadedAudioLm:
     model: PreTrainedModel
     processor: ProcessorMixin
     directory: Path | None = None  # the model's folder, in which drafters are searched
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # loaded from folders
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters known to fit: checked once
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # drafters loaded from folders
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
 
     def __post_init__(self) -> None:
-        """Raises InputError for another model's processor, another sample rate, or no template for a request."""
+        """Raises InputError if the processor belongs to another model, expects another sample rate than 16 kHz, or has
+        no chat template (Voxtral needs none)."""
         template = not type(self.model).__name__.startswith(VOXTRAL)
         check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(FAMILIES)}.", template)
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
@@ -86,7 +87,7 @@ class LoadedAudioLm:
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
-        """Return samples (T,) as given. Raises InputError if the recording is longer than the processor reads."""
+        """Return samples (T,) unchanged. Raises InputError if they are longer than `most_seconds`."""
         most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
         if most is not None and seconds > most:
             raise InputError(
@@ -97,8 +98,8 @@ class LoadedAudioLm:
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
         """Return the text of each recording's prompt, with one placeholder for its sound. prompt: the request; None:
-        the family's own. count: number of recordings. named: {"language": the recordings' languages}, or {} if the
-        model shall detect them."""
+        the processor's own, else `REQUEST`. count: number of recordings. named: {"language": the recordings'
+        languages}, or {} if the model shall detect them."""
         processor: Any = self.processor
         asked, mark = prompt or REQUEST, processor.audio_token
         if self.written:
@@ -128,9 +129,10 @@ class LoadedAudioLm:
     def inputs(
         self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
     ) -> dict[str, Any]:
-        """Return the inputs of `generate` that ask for recordings (T,) as text, padded on the left.
+        """Return the inputs of `generate` for the transcription of recordings (T,), padded on the left.
 
-        prompt: the request; None: the family's own. languages: each recording's language; None: the model detects it.
+        prompt: the request; None: the processor's own, else `REQUEST`. languages: each recording's language; None: the
+            model detects it.
         Raises: InputError if the processor refuses a recording.
         """
         processor: Any = self.processor
@@ -179,7 +181,7 @@ def load_audio_lm(
 ) -> LoadedAudioLm:
     """Load an audio language model; once for each model, device and dtype.
 
-    model: a directory or a hub id. device: None for a GPU if there is one. dtype: None for float32.
+    model: a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: that of the weights.
     Raises: InputError if there is no such model, its processor needs a package that is missing, or its files are
         damaged, not safetensors, or outside its folder.
     """

@@ -103,7 +103,7 @@ class _Model(PreTrainedModel):
 
 
 class DASpeechModel(_Model):
-    """A translator: `network` (features to English) and `vocoder`; `parts` also holds the tables, and a voice."""
+    """A translator: `network` (features to graph) and `vocoder`. `parts` also holds tables, and the voice if any."""
 
     config_class = DASpeechModelConfig
     base_model_prefix = "network"
@@ -118,7 +118,8 @@ class DASpeechModel(_Model):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
-        """Load a translator by shipped name, directory or hub id. options: dtype, and those of `snapshot_download`."""
+        """Load a translator by shipped name, directory or hub id. options: dtype, revision, token, cache_dir,
+        force_download, local_files_only. Raises InputError for other options."""
         from mmdec.hub.daspeech import complete, read_parts
 
         dtype, fetching = _options(options)
@@ -158,7 +159,8 @@ class DrafterModel(_Model):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
-        """Load a drafter's network by directory, hub id, or "<model>/<drafter>" if shipped ("vlm-scenes/eagle")."""
+        """Load a drafter's network by directory, hub id, or "<model>/<drafter>" if shipped ("vlm-scenes/eagle").
+        options: as for `DASpeechModel.from_pretrained`."""
         from mmdec.hub.ctc import SYSTEM as CTC
         from mmdec.hub.ctc import read_ctc
         from mmdec.hub.drafters import read_network

@@ -33,7 +33,7 @@ class Checkpoint:
 
     folder: Path
     described: Mapping[str, Any]  # the content of config.json
-    state: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]  # the tensors by name
     argument: str  # name of the caller's argument that holds the folder, for error messages
 
     @classmethod
@@ -42,7 +42,7 @@ class Checkpoint:
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def fail(self, rule: str, fault: str, remedy: str) -> InputError:
-        """Build an InputError about this folder. rule, fault, remedy: the error's three parts."""
+        """Make an InputError about this folder. rule: what it must do. fault: what is wrong. remedy: what to do."""
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
@@ -54,7 +54,7 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """Return the names of a folder's tensors. Of safetensors no weights are read; a pickle is read whole."""
+    """Return the names of a folder's tensors. Safetensors are not read beyond the names; a pickle is read whole."""
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         names = read_settings(folder / INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()

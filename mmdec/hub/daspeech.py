@@ -186,7 +186,8 @@ def read_parts(
 
 
 def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
-    """Load a translator of pieces (`hub/heard_translator.py`) by name or folder. Raises InputError for another."""
+    """Load a translator of the layout "pieces" (`hub/heard_translator.py`) by shipped name, folder or hub id. Raises
+    InputError for a translator of the other layout."""
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, HeardParts):
         raise InputError(

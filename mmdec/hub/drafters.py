@@ -1,5 +1,5 @@
-"""Reads and writes drafters with weights: config.json, model.safetensors, a card. Embedding and LM head are the
-target's, except EAGLE-3's own. Published folders load as they are (`mmdec.hub.published`).
+"""Reads and writes drafters with weights: config.json, model.safetensors, a card. A draft network without its own
+embedding or LM head uses the target's. Published folders load as they are (`mmdec.hub.published`).
 
 mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}. "system" is the drafter's
 name; the registry (`mmdec.drafters.registry`) gives its class, and `LOADERS` the loader for that class.
@@ -165,7 +165,7 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
     """Load a network on the CPU, without a target: mmdec's own in float32, a published one in the file's precision.
 
     target_tokens: the target's vocabulary size, for a published folder that does not say it.
-    Raises: InputError if the folder, settings or weights are bad.
+    Raises: InputError if the folder holds no draft network, or a file is damaged.
     """
     folder = check_path("directory", directory, "Name a folder.")
     file = folder / CONFIG
@@ -191,8 +191,8 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
     """Load a draft network's folder for this model, on its device and in its precision.
 
-    Raises: InputError also if the network belongs to another model (other channels or tokens, or layers it does not
-        have).
+    Raises: InputError if a file is damaged, or the network belongs to another model (one with other channels, tokens or
+        layers).
     """
     shape = model.config.get_text_config(decoder=True)
     network = read_network(directory, shape.vocab_size)

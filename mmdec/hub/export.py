@@ -73,8 +73,8 @@ def export_drafter(
     model: the target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
     num_speculative_tokens: tokens that an engine drafts each round. Default 3; a DFlash drafts its block.
     Returns: the folder.
-    Raises: InputError if no engine reads the network, if the layout has no place for what it computes, or if it belongs
-        to another target.
+    Raises: InputError if no engine reads the network, if the layout cannot describe it, or if it belongs to another
+        target.
     """
     if to not in LAYOUTS:
         raise InputError(f"`to` must be one of {', '.join(LAYOUTS)}, but is {to!r:.60}. Choose one.")
@@ -102,7 +102,8 @@ def export_drafter(
 
 
 def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Served:
-    """Find the target, which must fit the network. model: a directory, shipped name or hub id; None: its own."""
+    """Find the target. model: a directory, shipped name or hub id; None: the model that the network was trained for.
+    Raises InputError if it is not found or does not fit."""
     named = os.fspath(model) if model is not None else network.config.target
     known = named and (Path(named).is_dir() or named in names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:
@@ -196,8 +197,8 @@ def _speculators(
 def _flat_eagle3(
     network: Eagle3, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and config.json as SafeAILab and SpecForge have them. count: not written, their layout has no
-    place for the number of drafted tokens."""
+    """Return the tensors and config.json as SafeAILab and SpecForge have them. count: not used, because their layout
+    cannot hold the number of drafted tokens."""
     config = network.config
     _refuse_of_eagle3(network, "flat")
     default = config.layers == default_layers(served.depth)
@@ -237,7 +238,7 @@ def _flat_eagle3(
 def _flat_dflash(
     network: DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and config.json as z-lab has them. count: not written, the layout has no place for it."""
+    """Return the tensors and config.json as z-lab has them. count: not used, the layout cannot hold it."""
     config, last = network.config, served.depth - 1
     _refuse(
         "flat",
@@ -281,7 +282,8 @@ def _flags(network: Eagle3) -> dict[str, bool]:
 
 
 def _layer(network: Eagle3 | DFlash, served: Served) -> dict[str, Any]:
-    """Return the settings of the decoder layers, as transformers' Llama or Qwen3 has them, old names and new."""
+    """Return the settings of the decoder layers, as in a Llama's or Qwen3's config.json; RoPE's under old and new
+    names, because engines read either."""
     config = network.config
     qwen3 = isinstance(network, DFlash) or network.config.qk_norm
     rope: dict[str, Any] = {"rope_type": "default", **(config.rope_scaling or {}), "rope_theta": config.rope_theta}

@@ -217,7 +217,7 @@ def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -
 
 
 def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Take the linguistic decoder's and the adaptor's weights out of `state`, under mmdec's names."""
+    """Remove the linguistic decoder's and the adaptor's weights from `state`, and return them under mmdec's names."""
     named = {"decoder.embed_tokens.weight": state.pop("decoder.embed_tokens.weight")}
     for theirs, ours in (("embed_positions", "embed_positions"), ("link_positional", "links.link_positional")):
         table = state.pop(f"decoder.{theirs}.weight")
@@ -234,7 +234,8 @@ def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 def _acoustic(state: dict[str, Tensor], sizes: FastSpeech2Config) -> dict[str, Tensor]:
-    """Take FastSpeech 2's weights out of `state`, under our names; statistics of pitch and energy are neutral."""
+    """Remove FastSpeech 2's weights from `state`, and return them under mmdec's names. The statistics of pitch and
+    energy get mean 0 and deviation 1."""
     named = {
         "tts.units.weight": state.pop("tts.embed_tokens.weight"),
         "tts.encoder_scale": state.pop("tts.pos_emb_alpha").squeeze(),
@@ -327,7 +328,7 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def _beside(folder: Path, name: Any) -> Path:
-    """Return the file in the folder with the last part of `name`: config.yaml has paths of the machine that trained."""
+    """Return the file in the folder with the last part of `name`, which may be a path of the training machine."""
     path = folder / Path(str(name)).name
     if not path.is_file():
         raise InputError(f"`source` must hold {path.name}, but '{folder}' does not. Copy it there.")

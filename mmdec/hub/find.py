@@ -57,6 +57,7 @@ def find(
         files to download.
     fetching: options of `snapshot_download`.
     Returns: the directory, whose content the caller checks.
+    Raises: InputError if there is no such model, or a download fails.
     """
     text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
     path = Path(text)
@@ -151,7 +152,8 @@ class Version(NamedTuple):
 
 
 def version(source: str | os.PathLike[str]) -> Version:
-    """Return a `Version`: a key for the current content of a directory, file or name, new when files are rewritten."""
+    """Return a `Version`, a key for the current content of a directory or file: it changes if a file is rewritten.
+    source: a path; another name gets a key that never changes."""
     path = Path(source)
     if not path.exists():
         return Version(os.fspath(source), 0)

@@ -1,4 +1,4 @@
-"""Reads and writes translators of human speech (`mmdec.nn.heard_translator`): networks, tables and a voice.
+"""Reads and writes translators of the layout "pieces" (`mmdec.nn.heard_translator`): networks, tables and a voice.
 
 A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors and model.safetensors (head, reader and
 decoders), voice.safetensors and vocoder.safetensors with 8-bit matrices; ngram.safetensors (of French pieces) and
@@ -65,9 +65,9 @@ class HeardParts:
     vocoder: nn.Module
     pieces: Pieces  # French pieces, the CTC head's vocabulary
     english: Pieces  # English pieces, the decoders' vocabulary
-    phones: tuple[str, ...]  # phones that the voice reads, in the order of their ids
-    speller: Speller
-    pronunciation: Path  # the file of the speller, which turns English text into phones
+    phones: tuple[str, ...]  # the voice's phones, in the order of their ids
+    speller: Speller  # turns English text into phones
+    pronunciation: Path  # the speller's file
     decoding: Decoding
     name: str  # name of the model's folder
     folder: Path | None = None  # the folder that all this was loaded from
@@ -88,7 +88,7 @@ class HeardParts:
         return tuple(self.english.names)
 
     def heard(self, text: str) -> list[int]:
-        """Split a French text into the pieces that the head would write for it. Returns: their ids."""
+        """Convert a French text to the ids of its pieces, as a correct transcript of the head has them."""
         return self.pieces.encode(heard(text))
 
 

@@ -119,8 +119,8 @@ def describe(vocoder: HifiGanVocoder) -> dict[str, Any]:
 
 
 def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
-    """Make a translator's own HiFi-GAN, with its own kind of mels, from config.json's entry and tensors by name. Raises
-    InputError if the weights do not fit."""
+    """Make a translator's own HiFi-GAN. described: the entry `vocoder` of config.json, from `describe`. state: tensors
+    by name. folder: for messages. Raises InputError if the weights do not fit, ValueError for another vocoder."""
     if described["model_type"] != FastSpeech2ConformerHifiGanConfig.model_type:
         raise ValueError(f"its vocoder is a {described['model_type']!r:.60}")
     config = FastSpeech2ConformerHifiGanConfig(**{name: described[name] for name in SIZES})
@@ -173,7 +173,8 @@ def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
-    """Raise InputError unless the generator takes mmdec's bands, and gives `hop` samples (`factor`) a frame."""
+    """Raise InputError unless the generator takes mmdec's number of mel bands, and its samples per frame (`factor`) are
+    the mels' (`hop`). bands: mel bands that it takes."""
     if bands != MELS:
         raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")
     if factor != hop:

@@ -51,9 +51,9 @@ def load_language_model(
 ) -> LoadedLanguageModel:
     """Load a language model and its tokenizer.
 
-    model: a directory or hub id. device: None for a GPU if there is one. dtype: None for float32. fetching: options of
-        `snapshot_download`.
-    Raises: InputError if there is no such model, its files are damaged or no safetensors, or it has no tokenizer.
+    model: a directory or hub id. device: None: a GPU if there is one, else the CPU. dtype: that of the weights.
+    fetching: options of `snapshot_download`.
+    Raises: InputError if there is no such model, its files are damaged or not safetensors, or it has no tokenizer.
     """
     directory = find(model, None, FILES, fetching)
     torch_device = check_device(device)
@@ -87,7 +87,8 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
 def read_network(
     directory: Path, config_type: Any, network: Any, what: str, argument: str = "model"
 ) -> PreTrainedModel:
-    """Load a folder's network in float32 on the CPU, in evaluation mode. what: its kind, for messages."""
+    """Load a folder's network in float32 on the CPU, in evaluation mode. config_type, network: transformers' classes of
+    configuration and model. what: the model's kind, for messages. Raises InputError if a file is damaged."""
     settings = read_settings(directory / "config.json", argument)
     with damaged(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
         config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})

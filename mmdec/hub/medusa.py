@@ -51,7 +51,8 @@ def save_heads(
 ) -> Path:
     """Write a folder of heads. If writing fails, no folder is left.
 
-    heads: the trained heads. ranks: measured chances [head][rank] that a rank is right; the first trees follow them.
+    heads: the trained heads. ranks: ranks[k][r] is the measured probability that the r-th likeliest token of head k is
+        right; the first draft trees are built from it.
     place: where the folder will be, for the card's example; None: in the model's folder.
     """
     target = new_folder(directory)
@@ -98,7 +99,7 @@ def _no_place(model: object) -> InputError:
 
 
 def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
-    """Load heads in float32 on the CPU, without a model. Returns: the heads, and the chances [head][rank] if stored.
+    """Load heads in float32 on the CPU, without a model. Returns: the heads, and `ranks` (see `save_heads`) or None.
 
     Raises: InputError if the folder holds no heads, or they are damaged.
     """

@@ -1,8 +1,9 @@
 """Writes a translator's encoder and graph as ONNX, for engines without Python (extra `mmdec[onnx]`).
 
-encoder.onnx reads one recording's features and gives the logits of French pieces; graph.onnx reads the pieces at each
-place with their weights (`best_pieces` or `read_pieces` of the logits) and gives the graph of English pieces, which
-`decode_lattice` turns into a path. Both accept any length. They process one row at a time, without padding.
+encoder.onnx computes the logits of French pieces from one recording's features. From them, `best_pieces` or
+`read_pieces` makes a transcript: pieces and weights at each position. graph.onnx computes the graph of English pieces
+from the transcript; `decode_lattice` finds a path in it. Both files accept any length, one row at a time, without
+padding.
 
 The modules here repeat the forward passes of the speech encoder, `CtcHead`, `PieceReader` and `DagDecoder` for one row,
 with the same layers. They take every size from an input's shape, as an exporter needs it.
@@ -35,8 +36,8 @@ NEEDED = ("onnx", "onnxscript")
 
 @final
 class EncoderForExport(nn.Module):
-    """Speech encoder and CTC head: maps features (1, mels, F) and count (1,), the number of encoder states to read, to
-    logits (1, N, V) of French pieces.
+    """Speech encoder and CTC head: maps features (1, mels, F) and count (1,), the number of encoder states that belong
+    to the recording, to logits (1, N, V) of French pieces.
 
     Only the first ceil(count / stride) of the N frames belong to the recording.
     """

@@ -72,7 +72,7 @@ def hardware(
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the versions and devices, as JSON."""
+    """Describe this machine as JSON: versions of packages, processor, threads and GPUs."""
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)

@@ -1,4 +1,4 @@
-"""Writes a folder atomically: first beside the target, then exchanged with it. On an error the old one stays.
+"""Writes a folder atomically: first under another name, then exchanged with the target. On an error the target stays.
 
 If the system can exchange two names at once (Linux), a reader always finds the old or the new folder. Elsewhere two
 renames leave a short gap; if a process is killed in between, the next one restores the old folder.
@@ -157,7 +157,7 @@ def readable(folder: Path) -> None:
 
 
 def put(fresh: Path, folder: Path, aside: Path) -> None:
-    """Rename `fresh` to `folder`, and remove the old folder. aside: a free name for the old folder meanwhile."""
+    """Rename `fresh` to `folder`, and remove the old folder. aside: a path to which the old folder may be moved."""
     if not folder.exists():
         try:
             os.replace(fresh, folder)

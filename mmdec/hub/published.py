@@ -50,12 +50,12 @@ COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq"
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
-DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors that mark a folder without named kind as DFlash's
+DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors of a DFlash, if its config names no kind of drafter
 MUSE = "muse_glimmer_assistant"  # model_type of transformers' only class of DFlash
 VISION = ("vision_config", "mm_vision_tower")  # settings that show that the target reads images
 PLAIN_ROPE = ("default", "mrope")  # equal in a text: there, M-RoPE's three positions are the same
 SCALED_ROPE = ("linear", "llama3", "yarn")
-# speculators' and z-lab's other drafters: {name in config.json: how people call it}
+# drafters of speculators and z-lab that mmdec does not support: {name in config.json: usual name}
 OTHERS = {
     "dflash2": "DFlash 2",
     "dspark": "DSpark",
@@ -304,7 +304,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 
 
 def _own_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """mmdec's own fields in the config.json of a folder that `mmdec.hub.export` wrote."""
+    """Return mmdec's own fields `names` in the config.json of a folder that `mmdec.hub.export` wrote; else {}."""
     own = described.get("mmdec")
     return {name: own[name] for name in names if name in own} if isinstance(own, dict) else {}
 

@@ -22,7 +22,7 @@ _tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictio
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, tuple[Any, Any, bool]]]
 _known = WeakKeyDictionary()
 _lock = Lock()
-FOREIGN = 0.01  # share of a vocabulary that may differ: added tokens are named anew without a new tokenizer
+FOREIGN = 0.01  # share of a vocabulary that may differ: models of one tokenizer may name added tokens differently
 
 
 def small_target(network: PreTrainedModel) -> HfTarget:
@@ -62,7 +62,8 @@ def small_drafter(
 
 
 def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
-    """Load a smaller language model's folder as a drafter, on the target's device and in its precision."""
+    """Load a smaller language model's folder as a drafter, on the target's device and in its precision. model,
+    target_tokenizer: as for `small_drafter`."""
     network: Any = read_language_model(folder, "drafter")
     return small_drafter(network.to(model.device, model.dtype), model, None, target_tokenizer)
 
@@ -87,7 +88,8 @@ def _read_tokenizer(folder: Path | None, source: str) -> Any:
 
 
 def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
-    """Return whether the small model's ids mean other words to the target."""
+    """Return whether more than the share `FOREIGN` of the small model's tokens have another id, or none, in the
+    target's vocabulary. own, theirs: the small model's and the target's tokenizer."""
     with _lock:
         known = _known.setdefault(network, WeakKeyDictionary())
         if model not in known or known[model][0] is not own or known[model][1] is not theirs:

@@ -1,4 +1,4 @@
-"""What both layouts of a translator's folder share: the vocoder, names, precision, and how a path is chosen."""
+"""The parts that both layouts of a translator's folder have: vocoder, lists of names, precision, decoding options."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ STRATEGIES = (*GRAPH_STRATEGIES, *JUDGED)
 @final
 @dataclass(frozen=True)
 class Decoding:
-    """How a translation is chosen. Tuned on the dev split and stored with the model.
+    """Options of decoding, tuned on the dev split and stored with the model. See `mmdec.ops.dag_decode`."""
 
-    strategy: the strategy that is used if the caller gives none.
-    """
-
-    strategy: str = "lookahead"
-    lookahead_weight: float = 1.0
-    length_penalty: float = 1.0
+    strategy: str = "lookahead"  # one of `STRATEGIES`, used if the caller gives none
+    lookahead_weight: float = 1.0  # weight of emission scores in "lookahead"
+    length_penalty: float = 1.0  # exponent of a path's length in the Viterbi strategies
     collapse: bool = False  # merge equal neighbours, as the paper's released code does
 
 
 def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
-    """Raise InputError for a strategy that the model does not have. graph: whether it has a graph decoder."""
+    """Return `decoding`. Raises InputError for a strategy that the model does not have. graph: whether it has a graph
+    decoder."""
     possible = STRATEGIES if graph else ("autoregressive",)
     if decoding.strategy not in possible:
         raise InputError(

@@ -37,14 +37,14 @@ from mmdec.hub.language_model import config_class, read_network
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
-PACKAGES = ("torchvision", "num2words")  # that some processors need
-# processors that read pictures with their part for video
+PACKAGES = ("torchvision", "num2words")  # packages that some processors need
+# processors that need their video part even for pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
 MEANS, WHITENING = "means", "whitening"
-RIDGE = 0.01  # this part of the mean variance is added to each variance: no direction with hardly any shall dominate
+RIDGE = 0.01  # share of the mean variance added to each variance: directions of little variance must not dominate
 
 
 @final
@@ -55,9 +55,9 @@ class LoadedVlm:
     model: PreTrainedModel
     processor: ProcessorMixin
     directory: Path | None = None  # the model's folder, in which drafters are searched
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # drafters read from folders
     checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
-    familiar: FamiliarPictures | None = field(default=None, repr=False)  # describes its training images
+    familiar: FamiliarPictures | None = field(default=None, repr=False)  # training images' statistics; None: unknown
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model or has no chat template."""
@@ -132,7 +132,8 @@ def load_vlm(
 ) -> LoadedVlm:
     """Load a vision-language model; once for each model, device and dtype.
 
-    model: a shipped name, a directory or a hub id. device: None for a GPU if there is one. dtype: None for float32.
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: that of
+        the weights.
     Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find(model, SYSTEM, FILES)
@@ -158,7 +159,7 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
-    """Load the processor in `directory`. Without torchvision, its part for video is left out where it can be.
+    """Load the processor in `directory`. Without torchvision, its video part is left out if it works without.
 
     Raises: InputError if it is damaged, or needs a package that is not installed.
     """
@@ -227,14 +228,12 @@ class FamiliarPictures:
     Each kind of training image has a mean, and all kinds share one covariance. The distance of a new image is its
     Mahalanobis distance to the nearest mean. With an encoder that was trained on drawn scenes alone, photographs,
     charts and other people's drawings are far.
-    means: (K, F), one for each kind. whitening: a matrix (F, F) in whose coordinates the images of a kind have unit
-        covariance.
     Source: Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
         2018, on one layer, with the states' deviation beside their mean.
     """
 
-    means: Tensor
-    whitening: Tensor
+    means: Tensor  # (K, F), one for each of K kinds
+    whitening: Tensor  # (F, F): multiplied by it, the images of a kind have unit covariance
 
     @staticmethod
     def of(summaries: Tensor, kinds: Sequence[str]) -> FamiliarPictures:
@@ -254,13 +253,14 @@ class FamiliarPictures:
         return (apart @ self.whitening).norm(dim=2).amin(1)
 
     def write(self, folder: Path) -> Path:
-        """Write to a model's folder, in half precision, atomically."""
+        """Write the statistics to a model's folder, in half precision, atomically. Returns: the file."""
         tensors = {MEANS: self.means.half(), WHITENING: self.whitening.half().contiguous()}
         return write_whole(folder / FAMILIAR, save(tensors))
 
 
 def read_familiar(folder: Path) -> FamiliarPictures | None:
-    """Read from a model's folder; None if it has no such file. Raises InputError if the file is damaged."""
+    """Read the statistics of the training images in a model's folder; None if it has none. Raises InputError if the
+    file is damaged."""
     if not (folder / FAMILIAR).is_file():
         return None
     tensors = read_weights([checked_file(folder, FAMILIAR)])

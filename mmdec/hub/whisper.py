@@ -54,7 +54,7 @@ class LoadedWhisper:
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
     directory: Path | None = None  # the model's folder, in which drafters are searched
-    _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)  # read from folders, by version
+    _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)  # drafters read from folders
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model."""
@@ -96,7 +96,7 @@ class LoadedWhisper:
         return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load the heads in `directory`; None: in the model's folder. Raises InputError if there are none."""
+        """Load the Medusa heads in `directory`; None: in the model's folder. Raises InputError if there are none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
@@ -149,8 +149,8 @@ def load_whisper(
 ) -> LoadedWhisper:
     """Load a Whisper; once for each model, device and dtype.
 
-    model: a shipped name, a directory or a hub id. device: None for a GPU if there is one. dtype: torch.int8 for linear
-        layers in 8 bits, on a CPU; all else is then float32.
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: that of
+        the weights; torch.int8, on a CPU: linear layers in 8 bits (`mmdec.nn.int8.quantise_linears`).
     Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find(model, KIND, FILES)

@@ -1,1 +1,1 @@
-"""Networks: speech encoder, decoders, FastSpeech 2, vocoder, draft networks. They know no files or sound formats."""
+"""Networks: speech encoder, decoders, FastSpeech 2, vocoder, draft networks. None reads files or sound formats."""

@@ -27,8 +27,8 @@ LOOK_RARELY = 16  # steps between two such checks on other devices, where each c
 class ArConfig:
     """Sizes of the autoregressive decoder; the defaults are a 6-layer S2T decoder."""
 
-    d_model: int = 256
-    ffn: int = 2048
+    d_model: int = 256  # channels
+    ffn: int = 2048  # inner channels of the feed-forward network
     heads: int = 4
     layers: int = 6
     dropout: float = 0.1
@@ -180,7 +180,11 @@ class ArDecoder(nn.Module):
     def beam_search(
         self, states: Tensor, state_lengths: Tensor, beams: int, max_length: int, min_length: int = 0
     ) -> list[int]:
-        """Find by beam search the units of highest mean log-probability for one row of states (1, S, d_memory)."""
+        """Find by beam search the units of highest mean log-probability for one row of states (1, S, d_memory).
+
+        beams: number of hypotheses in a step. max_length, min_length: as for `generate`. The mean includes </s>.
+        Returns: the units, without <s> and </s>.
+        """
         size = state_lengths.new_full((beams,), int(state_lengths[0]))
         cache = self.start(states.expand(beams, -1, -1), size, max_length + 1)
         tokens = torch.full((beams, max_length + 2), PAD, device=states.device)

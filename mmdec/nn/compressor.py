@@ -33,7 +33,7 @@ class Compressed:
 
 @final
 class Prune(nn.Module):
-    """Keep one of every `ratio` tokens; drop the others.
+    """Keeps one of every `ratio` tokens; drops the others.
 
     how: which tokens to keep. The paper drops at random and does not define this for inference. "random": training
         draws new tokens at each call; evaluation always keeps the same ones for images of the same length, so that an
@@ -61,7 +61,8 @@ class Prune(nn.Module):
 
 @final
 class Pool(nn.Module):
-    """Average neighbours: over windows of the grid if an image has `grid` tokens, else along the sequence."""
+    """Averages neighbouring tokens: in windows of the grid if an image has rows * columns tokens, else in windows of
+    the sequence. grid: (rows, columns) of an image's tokens; None: unknown."""
 
     def __init__(self, ratio: int, grid: Grid | None = None) -> None:
         super().__init__()
@@ -121,10 +122,10 @@ class Convolution(nn.Module):
 
 @final
 class Resampler(nn.Module):
-    """Learned queries read an image by one cross-attention; the outputs are positioned at the image's end.
+    """Reduces an image to Q states: Q learned queries attend to its tokens in one cross-attention.
 
-    This is SpecVLM's "simplified Q-Former" with 2 object queries, and ViSpec's adaptor. Learned queries need no
-    projection of their own.
+    The outputs get the image's last positions. This is SpecVLM's "simplified Q-Former" with 2 object queries, and
+    ViSpec's adaptor. The queries are learned directly, so there is no query projection.
     """
 
     def __init__(self, size: int, queries: int, heads: int, bias: bool = False) -> None:
@@ -137,9 +138,9 @@ class Resampler(nn.Module):
         self.o_proj = nn.Linear(size, size, bias=False)
 
     def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> Compressed:
-        """Reduce states (V, H) to (Q, H). The key and value weights are applied to the few queries, so that no column
-        is projected.
+        """Reduce states (V, H) to (Q, H).
 
+        The key matrix is multiplied with the Q queries, and the value matrix with the Q averages: Q is small, V large.
         fc: (matrix (H, J), function), if the states are (V, J) and an affine map J -> H must still be applied: the
             map's matrix, and the map itself. Attention weights sum to 1, so it can be applied after averaging.
         """
@@ -176,7 +177,7 @@ class LatentAttention(nn.Module):
 
 @final
 class TextOnly(nn.Module):
-    """Drop the image: the drafter sees it only through the target's features of text tokens."""
+    """Drops the image: the drafter sees it only through the target's features of text tokens."""
 
     def forward(self, states: Tensor) -> Compressed:
         """Replace states (V, H) by none, (0, H)."""
@@ -200,8 +201,8 @@ def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
 
 
 def separate(positions: Tensor, length: int) -> Tensor:
-    """Move sorted positions (M,), M <= length, as little as possible so that all differ and lie below `length`: each
-    column of a text can hold only one state."""
+    """Make sorted positions (M,), M <= length, distinct and smaller than `length`, by moves as small as possible. Two
+    states cannot have the same position."""
     separated: list[int] = []
     for index, position in enumerate(positions.tolist()):
         lowest = separated[-1] + 1 if separated else 0

@@ -54,13 +54,13 @@ _OUR_BLOCK = r"conformer_layers\.(\d+)\."
 class EncoderConfig:
     """Sizes of the speech encoder; the defaults are DASpeech's (33.5 M parameters)."""
 
-    features: int = 80
+    features: int = 80  # mel bands of the input
     channels: int = 1024  # channels of the subsampler's first convolution, before its GLU
-    d_model: int = 256
-    ffn: int = 2048
+    d_model: int = 256  # channels of the states
+    ffn: int = 2048  # inner channels of the feed-forward networks
     heads: int = 4
     layers: int = 12
-    kernel: int = 31
+    kernel: int = 31  # states that the depthwise convolution spans; odd
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
@@ -209,8 +209,9 @@ def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
 class SpeechEncoder(nn.Module):
     """Encodes filterbank features with a Conformer.
 
-    forward: features (B, N, 80) float, lengths (B,) in frames. Returns: states (B, S, d), lengths (B,), S = N/4 rounded
-        up. middle: the number (from 1) of a layer whose states are also returned, for an auxiliary loss.
+    forward: features (B, N, 80) float, lengths (B,) in frames. middle: the number (from 1) of a layer whose output is
+        also wanted, for an auxiliary loss; None: no layer.
+    Returns: states (B, S, d) with S = N/4 rounded up; lengths (B,); the middle layer's output (B, S, d), or None.
     Source: DASpeech (Fang et al., NeurIPS 2023, section 3.1); no final norm after the stack.
     """
 
@@ -242,26 +243,27 @@ class SpeechEncoder(nn.Module):
 
 
 def from_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state of fairseq2's `s2t_conformer` to one of our `SpeechEncoder`. A decoder's weights are left out."""
+    """Convert the state dict of fairseq2's `s2t_conformer` to that of our `SpeechEncoder`; the decoder is left out."""
     encoder = {name: value for name, value in state.items() if name.startswith(("encoder.", "encoder_frontend."))}
     names = _names(encoder, r"encoder\.layers\.(\d+)\.", _fairseq2_name)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq2 s2t_conformer"))
 
 
 def to_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state of our `SpeechEncoder` to fairseq2's names (`encoder_frontend.*` and `encoder.*`)."""
+    """Rename the state dict of our `SpeechEncoder` to fairseq2's names (`encoder_frontend.*` and `encoder.*`)."""
     return _renamed(_checked(state), _names(state, _OUR_BLOCK, _fairseq2_name), "a SpeechEncoder")
 
 
 def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state of fairseq's `s2t_conformer` or DASpeech to one of our `SpeechEncoder`. Drops other weights."""
+    """Convert the state dict of fairseq's `s2t_conformer` or DASpeech to that of our `SpeechEncoder`; drop the rest."""
     encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
     names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", "encoder.".__add__)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
 
 
 def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> EncoderConfig:
-    """Read the encoder's sizes from its state (our names). dropout: not in the weights, so the caller gives it."""
+    """Read the encoder's sizes from the shapes in its state dict (our names). dropout: the weights do not show it.
+    Raises InputError if a tensor is missing."""
     block = "conformer_layers.0."
     try:
         return EncoderConfig(
@@ -293,20 +295,22 @@ def _fairseq2_name(ours: str) -> str:
 
 
 def _layers(names: Iterable[str], block: str) -> int:
-    """Count the blocks in the names; at least 1, so that an empty state gives an error about missing weights. block:
-    a pattern that captures a block's number."""
+    """Count the blocks in the names; at least 1, so that an empty state dict gives an error about missing weights.
+    block: a pattern that captures a block's number."""
     return max(1, len({layer[1] for name in names if (layer := re.match(block, name))}))
 
 
 def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]) -> dict[str, str]:
-    """Map each of our names to the other library's name, for an encoder with as many blocks as `state` has."""
+    """Map our tensor names to the other library's, for as many blocks as `state` has. block: see `_layers`. rename: our
+    name -> the other name."""
     with torch.device("meta"):
         ours = SpeechEncoder(EncoderConfig(layers=_layers(state, block))).state_dict()
     return {name: rename(name) for name in ours}
 
 
 def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -> dict[str, Tensor]:
-    """Rename `state`. Raises InputError if its keys are not exactly those of `names`."""
+    """Rename the tensors of `state`. names: old name -> new name. Raises InputError if the old names are not exactly
+    the keys of `state`. kind: what the tensors belong to, for the message."""
     missing = [name for name in names if name not in state]
     unexpected = [name for name in state if name not in names]
     if missing or unexpected:

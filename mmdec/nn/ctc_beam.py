@@ -1,8 +1,8 @@
 """Decodes a CTC head's frames with an n-gram of its pieces: a prefix beam search (Hannun et al. 2014).
 
-A head that was trained on little sound hears what was said, but spells it wrongly. An n-gram of pieces, which is
-trained on text alone, knows the spelling. Its probabilities are stored in 8 bits: 470,000 entries of four orders take
-2 MB.
+A head that was trained on little speech recognises the sounds, but misspells words. An n-gram of pieces, which is
+trained on text alone, corrects the spelling. Its probabilities are stored in 8 bits: 470,000 entries of four orders
+take 2 MB.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WIDTH = 16  # number of texts that the search keeps after each frame
 CHOICES = 16  # maximum number of pieces by which the search extends a text at a frame
 LEAST = -8.0  # minimum log-probability of a piece by which a text is extended
 WEIGHT, BONUS = 0.8, 2.5  # weight of the n-gram's log-probability; score added for each piece
-SHARE = 0.3  # factor on the probabilities of a place's alternatives, so that the n-gram's choice prevails
-NEVER = -1e9
+SHARE = 0.3  # factor on the probabilities of the alternatives at a position: the n-gram's choice weighs most
+NEVER = -1e9  # log-probability of an impossible path
 
 
 @final
@@ -36,7 +36,8 @@ class PieceNGram:
     pieces: number of pieces; a sentence's start is the id `pieces`, its end `pieces + 1`.
     arrays: `unigrams` and `backoff` (pieces + 2,) float32. For each order k from 2, the entries sorted by their pieces:
         `counts_k`, how many entries extend each entry of order k - 1; `pieces_k`, each entry's last piece; `values_k`
-        and, below the highest order, `backoff_k`: numbers from 0 to 255 that `steps_k` (2,) turns into logarithms.
+        and, below the highest order, `backoff_k`: integers from 0 to 255. Times `steps_k` (2,), they are the natural
+        logarithms of probabilities and back-off weights.
     """
 
     def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
@@ -72,8 +73,8 @@ class PieceNGram:
             raise InputError(f"`ngram` must have a number for each of {base} pieces, but has not. Fetch it again.")
 
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """Make the function that returns ln P(piece | context) of a piece. context: ids of the pieces before it,
-        beginning with `self.pieces` at the start of a sentence; only the last ones are read."""
+        """Return a function: piece -> ln P(piece | context). context: ids of the pieces before it, which begin with
+        `self.pieces` at the start of a sentence; only the last order - 1 of them count."""
         base, total = self.pieces + 2, 0.0
         context = context[max(len(context) - self.order + 1, 0) :]
         rows: list[tuple[int, int, int, array[int], array[float], float]] = []  # one for each order, the highest first
@@ -115,8 +116,9 @@ class PieceNGram:
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
     """Transcribe logits (B, F, V) of F frames, lengths (B,), as `best_pieces` does, but by beam search with an n-gram.
 
-    best: number of pieces to return for each piece of the text: itself and its likeliest alternatives. The chosen piece
-        gets more weight if the head gave it a high probability.
+    best: number of pieces at each position of the transcript: the chosen one and its likeliest alternatives. An
+        alternative's weight is 0.3 times its probability by the head, without the blank; the chosen piece gets the
+        rest.
     """
     plain = best_pieces(logits, lengths, best)
     rows = []

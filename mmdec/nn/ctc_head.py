@@ -22,14 +22,14 @@ BLANK = 0
 
 @dataclass(frozen=True)
 class CtcHeadConfig:
-    """Sizes of the head. stride: encoder states per frame: 1, 2 or 4. pieces: vocabulary size, CTC's blank included."""
+    """Sizes of the head."""
 
-    d_states: int = 512
-    pieces: int = 1001
-    stride: int = 2
-    d_model: int = 320
+    d_states: int = 512  # channels of the encoder's states
+    pieces: int = 1001  # vocabulary size, CTC's blank included
+    stride: int = 2  # encoder states per frame: 1, 2 or 4
+    d_model: int = 320  # channels of the head
     layers: int = 5
-    kernel: int = 11
+    kernel: int = 11  # frames that a depthwise convolution spans
     dropout: float = 0.1
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,12 +96,12 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Heard:
-    """Transcripts of B recordings. Each of their N places has one piece and its K - 1 likeliest alternatives."""
+    """Transcripts of B recordings. Each of their N positions has one piece and its K - 1 likeliest alternatives."""
 
-    pieces: Tensor  # (B, N, K): a place's piece and its alternatives, the likeliest first; 0 beyond a row's end
-    weights: Tensor  # (B, N, K): probabilities of these pieces, with sum 1 at each place; 0 beyond a row's end
-    lengths: Tensor  # (B,): number of places
-    frames: Tensor  # (B, N): index of the frame at which a place's piece is most probable
+    pieces: Tensor  # (B, N, K): a position's piece and its alternatives, the likeliest first; 0 beyond a row's end
+    weights: Tensor  # (B, N, K): probabilities of these pieces, with sum 1 at each position; 0 beyond a row's end
+    lengths: Tensor  # (B,): number of positions
+    frames: Tensor  # (B, N): index of the frame at which a position's piece is most probable
     logprobs: Tensor  # (B, F): ln P of each frame's likeliest piece, which may be the blank; 0 beyond a row's end
     counts: Tensor  # (B,): number of frames
 
@@ -111,10 +111,11 @@ class Heard:
 
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
-    """Collapse logits (B, F, V) with lengths (B,): merge equal neighbours of the best path, and drop blanks.
+    """Transcribe logits (B, F, V) of F frames, lengths (B,): take each frame's best piece, merge equal neighbours, drop
+    blanks.
 
-    best: number of pieces to return for each collapsed piece: itself and its likeliest alternatives. Their weights
-        are their mean probabilities over its frames, without the blank, scaled to the sum 1.
+    best: number of pieces at each position of the transcript: the chosen one and its likeliest alternatives. Their
+        weights are their mean probabilities over the position's frames, without the blank, scaled to the sum 1.
     """
     likely, paths = logits.float().log_softmax(-1).max(-1)
     real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])
@@ -130,7 +131,7 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
         mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
         weights, pieces = mean.topk(best, -1)
-        said = probabilities.amax(-1) - place * 2.0  # the offset keeps different places apart
+        said = probabilities.amax(-1) - place * 2.0  # the offset sorts the frames of different pieces apart
         order = said.argsort(descending=True, stable=True)
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
         rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))

@@ -68,8 +68,8 @@ class Lattice:
         return self.logits.float().log_softmax(-1)
 
     def beam(self, ngram: TokenNGram | None, collapse: bool, count: int = 1) -> LatticePath:
-        """Choose each row's `count` best paths by beam search, see `ops.dag_beam.beam_path`. ngram: scores units.
-        collapse: whether equal neighbours are merged."""
+        """Choose each row's `count` best paths by beam search, see `ops.dag_beam.beam_path`. ngram: a language model of
+        the units; None: none. collapse: whether equal neighbouring units are merged."""
         return beam_path(
             self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1
         )
@@ -184,8 +184,8 @@ _NO_JUMP = 1e30  # penalty of an impossible jump; finite, so that a row without 
 
 
 def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
-    """Make the penalties (L, L) fp32 of jumps i -> j at slope 1: the jump's length j - i, or 0 without `prior`. For
-    j <= i the penalty is 1e30."""
+    """Make the penalties (L, L) fp32 of jumps from vertex i to j: j - i (times a head's slope, it is subtracted from
+    the link's score), or 0 without `prior`. For j <= i the penalty is 1e30. size: L."""
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
 
@@ -227,7 +227,8 @@ class DagDecoder(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def inputs(self, states: Tensor, state_lengths: Tensor, lengths: Tensor, given: Tensor | None) -> Tensor:
-        """The first layer's input at the vertices: (B, L, d). Arguments as for `forward`; lengths: (B,) vertices."""
+        """Compute the first layer's input at the vertices, (B, L, d). lengths: (B,), numbers of vertices. states,
+        state_lengths, given: as for `forward`."""
         size, d = int(lengths.max()), self.config.d_model
         steps = torch.arange(size, device=states.device)
         tokens = torch.full((states.shape[0], size), UNK, device=states.device)

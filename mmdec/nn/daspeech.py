@@ -26,7 +26,7 @@ class Source:
 
     states: Tensor  # (B, S, d): the encoder's states
     lengths: Tensor  # (B,) number of states; 0: the transcript is empty
-    sizes: Tensor  # (B,) filterbank frames, or pieces of the transcript: they set the graphs' sizes
+    sizes: Tensor  # (B,) number of filterbank frames, or of pieces of the transcript: decides the graph's size
     limits: list[int]  # for each recording, the maximum units of its translation
     heard: Heard | None = None  # the CTC head's transcripts; None: the translator has no such head
 
@@ -52,10 +52,10 @@ class DASpeechConfig:
     dag: DagConfig = field(default_factory=DagConfig)
     ar: ArConfig | None = field(default_factory=ArConfig)  # None: no autoregressive baseline
     tts: FastSpeech2Config = field(default_factory=FastSpeech2Config)
-    adaptor_ffn: int = 1024
+    adaptor_ffn: int = 1024  # channels between the adaptor's two layers
     adaptor_dropout: float = 0.1
-    ctc_layer: int = 8  # encoder layer under the auxiliary CTC loss
-    ctc_characters: int = 0  # 0: no CTC head
+    ctc_layer: int = 8  # number (from 1) of the encoder layer whose output gets the auxiliary CTC loss
+    ctc_characters: int = 0  # vocabulary size of the auxiliary CTC head; 0: no such head
 
     @classmethod
     def small(cls, dropout: float = 0.1) -> DASpeechConfig:
@@ -117,12 +117,13 @@ class SpeechToUnits(nn.Module):
         return states, state_lengths
 
     def source(self, features: Tensor, lengths: Tensor) -> Source:
-        """Encode features (B, N, 80), lengths (B,) for the decoders. A translation may have at most 25 units for each
-        second: nobody speaks faster."""
+        """Encode features (B, N, 80), lengths (B,) in frames of 10 ms, for the decoders. A translation may have 24
+        units and 25 more for each second: nobody speaks faster."""
         return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
-        """Predict the graphs from states (B, S, d). frame_lengths: (B,) filterbank frames, for the graphs' sizes."""
+        """Predict the graphs from states (B, S, d), state_lengths (B,). frame_lengths: (B,), numbers of filterbank
+        frames, which decide the graphs' sizes."""
         return self.decoder(states, state_lengths, frame_lengths)
 
 

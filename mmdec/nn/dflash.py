@@ -31,7 +31,8 @@ MOST_TOKENS = 64
 
 @dataclass(frozen=True)
 class DFlashConfig(LayeredConfig):
-    """Sizes and options of the network. layers: those of the target that it reads; (): chosen by `spread_layers`."""
+    """Sizes and options of the network. layers: indices of the target's layers whose features are read; (): the choice
+    of `spread_layers`."""
 
     LEAST: ClassVar[int] = 0
 
@@ -39,13 +40,13 @@ class DFlashConfig(LayeredConfig):
     input_norm: bool = True
     fc_bias: bool = False
     block_size: int = 16  # tokens of a block, the root and the masks; drafting needs the size used in training
-    mask_token: int = 0
+    mask_token: int = 0  # id of the token at all positions of a block except the root
     num_hidden_layers: int = 5
-    from_anchor: bool = False  # whether the root's own state drafts the first token, too; else only the masks draft
-    draft_vocab_size: int = 0  # fewer tokens than the target's need `own_head`
+    from_anchor: bool = False  # whether the root's state also drafts a token, the first; else only the masks draft
+    draft_vocab_size: int = 0  # number of tokens that can be drafted; 0: all of the target's. Fewer need `own_head`
     own_head: bool = False  # whether the folder holds an LM head
-    own_embedding: bool = False
-    # whether the block's tokens are rows of the embedding's weight, without a norm that the embedding adds
+    own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
+    # whether a block is embedded by the embedding's weight alone, without the norm that the target's module applies
     plain_embedding: bool = False
     rope_scaling: dict[str, Any] | None = None
     # the positions of image columns, if the target's positions have three axes: counted like text, or the first axis
@@ -122,7 +123,7 @@ class DFlash(LayeredNetwork):
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """Turn the target's features (..., k * H) of token t into a state (..., H), from which each layer projects the
-        key and the value of column t. embeds: not read."""
+        key and the value of column t. embeds, carry: not used."""
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:

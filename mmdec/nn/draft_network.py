@@ -12,6 +12,7 @@ and values) and `attend`, so that a drafter with a preallocated cache does not h
 The layer has three implementations: this one, differentiable, for all devices and shapes; and in `draft_step.py` two
 fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), `SlotStep` for FLASH.
 
+A column is one position of the layer's input and cache; a token's feature is the target's hidden state of it.
 B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
 key-value heads, d channels of a head, V visual tokens.
 """
@@ -93,12 +94,12 @@ class DraftConfig:
         return self.hidden_size
 
     def for_depth(self, layers: int) -> Self:
-        """Return the same configuration for a target of `layers` layers, on which EAGLE-3's default choice depends."""
+        """Return the configuration for a target of `layers` layers. Only EAGLE-3's and DFlash's depend on them."""
         return self
 
     @property
     def projected(self) -> bool:
-        """Return whether columns of images read projected visual embeddings; else they read the placeholder token's."""
+        """Return whether the embedding at image columns is the visual one; False: the placeholder token's."""
         return True
 
     @property
@@ -114,7 +115,7 @@ class DraftConfig:
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
-        """Make a configuration with a model's layer sizes. model: its (text) configuration. changes: other fields."""
+        """Make a configuration with a model's layer sizes. model: its text configuration. changes: other fields."""
         if getattr(model, "is_heterogeneous", False):  # Gemma 4's layers differ in size: take the first one's
             model = model.per_layer_config[0]
         heads = model.num_attention_heads
@@ -151,7 +152,7 @@ class Prompted:
 
 
 class Packed(NamedTuple):
-    """A layer's weights, joined so that one product replaces several: their number sets a small network's time."""
+    """A layer's weights, joined: one product replaces several, whose number decides a small network's time."""
 
     attention: Tensor  # the weights of queries, keys and values, stacked along the rows
     bias: Tensor | None  # the biases of the same three
@@ -282,7 +283,7 @@ class DraftNetwork(nn.Module):
         return linear(joined, self.fc.weight, self.fc.bias)
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
-        """Write `follow`, which reads an embedding and the network's own output, as one linear map.
+        """Express `follow` as one linear map of [embedding; the network's output].
 
         Returns: weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
         """
@@ -328,8 +329,8 @@ class DraftNetwork(nn.Module):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Replace the unknown target features of a drafted token by hidden (..., H), the network's output, repeated k
-        times. Returns: (..., k * H)."""
+        """Repeat hidden (..., H), the network's output, k times: it replaces a drafted token's features, which are
+        unknown. Returns: (..., k * H)."""
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
@@ -349,8 +350,8 @@ class DraftNetwork(nn.Module):
         return Packed(torch.cat([part.weight for part in parts]), bias, gate_up)
 
     def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
-        """Compute what the projections of layer `index` read from its input states (B, n, H): here the states, normed
-        if there is an input norm. packed: from `packed`, or None."""
+        """Compute the input of layer `index`'s query, key and value projections from the layer's input (B, n, H):
+        here the same, normed if there is an input norm. packed: from `packed`, or None."""
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
 
     def residual(self, states: Tensor, index: int) -> Tensor:
@@ -427,7 +428,7 @@ class DraftNetwork(nn.Module):
         return states + linear(silu(gate) * up, mlp.down_proj.weight)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Return cosines and signed sines (see `_waves`) at positions (B, n), (B, 1, n, d); of a single one, (d,)."""
+        """Return cosines and signed sines (see `_waves`): (B, 1, n, d) for positions (B, n), (d,) for a single one."""
         if isinstance(positions, int):
             cosines, sines = self.rope_table(positions + 1, dtype, device)
             return cosines[positions], sines[positions]
@@ -466,7 +467,7 @@ class DraftNetwork(nn.Module):
 
 
 def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:
-    """Return frequencies and factor of a scaled rope, as transformers. scaling: {"rope_type": ..., "factor": ...}."""
+    """Compute a scaled RoPE's frequencies (d / 2,) and factor with transformers. scaling: transformers' settings."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -65,7 +65,7 @@ class TokenStep:
 
 @final
 class LayerStep:
-    """Runs one column of one row through a network's only layer, after its input norm."""
+    """Runs a network's only layer, without its input norm, on one column of one row."""
 
     def __init__(self, network: DraftNetwork, packed: Packed) -> None:
         """packed: from the network's `packed()`."""
@@ -88,8 +88,9 @@ class LayerStep:
     def __call__(self, read: Tensor, position: int, keys: Tensor, values: Tensor) -> Vector:
         """Run the layer. The caller has put the residual into the buffer `states`, which is overwritten.
 
-        read: the projections' input. position: the column's position. keys, values: (1, h, S, d); the last column is
-            written. Returns: hidden (H,), valid until the next call.
+        read: the input of the query, key and value projections, (H,) or (2 H,) in EAGLE-3. position: the column's
+            position. keys, values: (1, h, S, d); the last column is written. Returns: hidden (H,), valid until the next
+            call.
         """
         config = self.config
         dim, heads = config.head_dim, config.num_attention_heads
@@ -246,7 +247,8 @@ ColumnStep = DraftStep | Eagle3Step
 
 
 def quiet() -> np.errstate:
-    """Silence NumPy's overflow warnings: torch gives none, and a diverging network only drafts badly."""
+    """Make a context manager that silences NumPy's overflow warnings: torch gives none, and a network that diverges
+    only drafts badly."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -286,9 +288,9 @@ def buffer(size: int) -> tuple[Tensor, Vector]:
 class SlotStep(TokenStep):
     """Runs FLASH's network and an LM head for one row. A column has several slots, which draft one token each.
 
-    Slot 1 of a column has the position of the next column, and sees what that column would see: the slots continue the
-    columns. So accepted columns and the last column's slots share one product for queries, keys and values. The rest of
-    the layer runs for the slots alone.
+    Slot 1 of a column has the position of the next column and attends to the same columns, so slots are treated as
+    further columns. Accepted columns and the last column's slots share one product for queries, keys and values. The
+    rest of the layer runs for the slots alone.
     """
 
     def __init__(self, network: FlashNetwork, packed: Packed, embedding: Tensor, output: nn.Linear) -> None:
@@ -363,7 +365,8 @@ class SlotStep(TokenStep):
         return x
 
     def refined(self, slot: Vector, preceding: Vector, index: int) -> Vector:
-        """Correct slot `index` (H,) by the tokens drafted before it. preceding: (H,), the sum of their embeddings."""
+        """Correct the state `slot` (H,) of slot number `index`, from 1, by the tokens drafted before it. preceding:
+        (H,), the sum of these tokens' embeddings."""
         if not self.refiners:
             return slot
         (down, down_bias), (up, up_bias) = self.refiners[index - 1]

@@ -46,7 +46,7 @@ Pictures = Literal["placeholder", "projected", "dropped"]
 
 
 class LayeredConfig(DraftConfig):
-    """What the configurations of EAGLE-3 and DFlash share. Both are dataclasses, with these fields among others."""
+    """The common part of the configurations of EAGLE-3 and DFlash. Both are dataclasses that also have these fields."""
 
     num_hidden_layers: int
     draft_vocab_size: int  # number of tokens that can be drafted; 0: all of the target's
@@ -101,10 +101,10 @@ class Eagle3Config(LayeredConfig):
     # the positions of image columns, if the target's positions have three axes: counted like text; the first axis
     # alone; or all three, by `mrope_section`
     positions: Positions = "text"
-    mrope_section: tuple[int, ...] = ()
-    mrope_interleaved: bool = False
-    # what image columns read beside the target's states: the embedding of the placeholder token, or the projected
-    # visual one; "dropped": image columns are left out and have no positions, for a network that was trained on text
+    mrope_section: tuple[int, ...] = ()  # number of rotation frequencies of each of the three axes
+    mrope_interleaved: bool = False  # whether the axes take turns; else each has consecutive frequencies
+    # the embedding at image columns: that of the placeholder token, or the projected visual one; "dropped": image
+    # columns are left out and have no positions, for a network that was trained on text
     pictures: Pictures = "placeholder"
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class Eagle3Config(LayeredConfig):
 
     @property
     def projected(self) -> bool:
-        """Return whether columns of images read projected visual embeddings: whether `pictures` is "projected"."""
+        """Return whether the embedding at image columns is the visual one, that is, `pictures` is "projected"."""
         return self.pictures == "projected"
 
     @property
@@ -185,12 +185,12 @@ def default_layers(depth: int) -> tuple[int, ...]:
 
 
 class LayeredNetwork(DraftNetwork):
-    """What EAGLE-3 and DFlash share: several layers, and parts that replace the target's."""
+    """The common part of EAGLE-3's and DFlash's networks: several layers, and an LM head or embedding of their own."""
 
     config: Any  # a `LayeredConfig`; each subclass names its own
 
     def build_layers(self, own: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
-        """Make the layers. inputs: channels that the first layer's attention reads; 0: H. qk_norm: whether queries and
+        """Make the layers. inputs: channels of the first layer's attention input; 0: H. qk_norm: whether queries and
         keys are normed, as Qwen3 does. output_bias: whether attention's output projection has a bias."""
         count, self.qk_norm = own.num_hidden_layers, qk_norm
         self.layers = nn.ModuleList([DecoderLayer(own, 0 if index else inputs) for index in range(count)])
@@ -202,7 +202,7 @@ class LayeredNetwork(DraftNetwork):
                 attention.o_proj = nn.Linear(attention.o_proj.in_features, own.hidden_size)
 
     def build_ends(self, own: LayeredConfig, own_head: bool) -> None:
-        """Make the final norm, and what replaces the target's: LM head, embedding, tables of the draft vocabulary."""
+        """Make the final norm, and if configured an LM head, an embedding and the tables of the draft vocabulary."""
         self.norm = RMSNorm(own.hidden_size, own.rms_norm_eps)
         if own_head:
             self.lm_head = nn.Linear(own.hidden_size, own.vocabulary, bias=False)
@@ -314,8 +314,8 @@ class Eagle3(LayeredNetwork):
         return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
 
     def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
-        """Compute what the projections of layer `index` read from its input, normed. In the first layer, embedding and
-        feature have a norm each."""
+        """Compute the input of layer `index`'s query, key and value projections: the layer's input, normed. In the
+        first layer (..., 2 H), embedding and feature have a norm each."""
         if index:
             return self._layer(index).input_layernorm(states)
         # both norms at once: a small network's time depends on the number of operations
@@ -337,7 +337,7 @@ class Eagle3(LayeredNetwork):
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Score hidden (..., H) by the network's own LM head: (..., `vocabulary`). output: the target's, not read."""
+        """Score hidden (..., H) by the network's own LM head: (..., `vocabulary`). output: not used."""
         if not self.config.norm_output:
             hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)

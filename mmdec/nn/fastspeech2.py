@@ -31,7 +31,7 @@ class FastSpeech2Config:
     predictor: int = 256  # channels inside the predictors of duration, pitch and energy
     predictor_kernel: int = 3
     predictor_dropout: float = 0.5
-    bins: int = 256
+    bins: int = 256  # number of bins for pitch, and for energy
     pitch_range: tuple[float, float] = (1e-8, 6.6110)  # range of log(Hz + 1) that is divided into bins
     energy_range: tuple[float, float] = (1e-8, 5.7056)  # range of log(energy + 1) that is divided into bins
     mels: int = 80
@@ -189,7 +189,8 @@ class FastSpeech2(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, mel_mean: Tensor, mel_std: Tensor, pitch: Tensor, energy: Tensor) -> None:
-        """Set means and deviations: of mels (80,) each; pitch, energy (2,) of log(Hz + 1), log(energy + 1)."""
+        """Set the statistics of the training corpus. mel_mean, mel_std: (80,), mean and standard deviation of each mel
+        band. pitch, energy: (2,), mean and standard deviation of log(Hz + 1) and of log(energy + 1)."""
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
         self.pitch_stats.copy_(pitch)
@@ -251,7 +252,7 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
 
     Returns: (B, F, d), and the lengths (B,) in frames, at most `max_frames`.
 
-    F is the longest row's, at least 1. Frames beyond a row's length repeat its last phone: mask them.
+    F is the length of the longest row, at least 1. Frames beyond a row's length repeat its last phone: mask them.
     """
     ends = durations.cumsum(1).clamp(max=max_frames)  # (B, K)
     lengths = ends[:, -1]
@@ -262,7 +263,8 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
 
 
 def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
-    """Add the mel's L1 and the squared errors of log(duration + 1), log(Hz + 1), log(energy + 1) (section 3.4).
+    """Compute the loss of FastSpeech 2: the mel's mean absolute error, and the mean squared errors of
+    log(duration + 1), log(Hz + 1) and log(energy + 1).
 
     Mel, pitch and energy are normalised by the model's statistics, so that voices of other ranges weigh the same.
     `output` must have been computed with the batch's durations. Means are over valid frames and phones of the batch.

@@ -1,4 +1,4 @@
-"""Fingerprints of weights: measurements of one network must not be used for another."""
+"""Fingerprints of weights, by which stored measurements of one network are never used for another."""
 
 from __future__ import annotations
 

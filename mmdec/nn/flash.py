@@ -35,10 +35,10 @@ class FlashConfig(DraftConfig):
     """Sizes of the network: published with 4 or 5 slots, 64 latents for LLaVA's 576 tokens, 36 for Qwen2.5-VL's 324."""
 
     input_norm: bool = True
-    slots: int = 4
-    latents: int = 64
+    slots: int = 4  # tokens that one pass drafts
+    latents: int = 64  # columns of a compressed image
     bottleneck: int = 8  # a refiner's inner size is H / bottleneck
-    refine: bool = True
+    refine: bool = True  # whether the network has refiners
     tree: bool = False  # whether to draft a tree from the slots (not in the paper, whose draft is a chain)
     # True: as published, the input of a text column before an image is its feature alone, without fc. False: such
     # columns are like other text
@@ -99,7 +99,8 @@ class FlashNetwork(DraftNetwork):
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """Compute one row's columns, images compressed, see `DraftNetwork.prompt`; t is visual if token t + 1 is."""
+        """Compute the layer's input for one row's prompt, see `DraftNetwork.prompt`; images are compressed. Column t is
+        visual if token t + 1 is."""
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         fused = self.fuse(embeds[1:][text], features[:-1][text])

@@ -1,9 +1,8 @@
-"""A translator of human speech: Whisper's encoder, a CTC head that transcribes French, and a reader that translates it.
+"""A translator of French speech: Whisper's encoder, a CTC head that transcribes French, and a network that translates.
 
-The head's transcript is collapsed to places, each with its best pieces and their probabilities (`nn/ctc_head.py`). The
-reader encodes them, and from its states the graph and the autoregressive decoder write English pieces
-(`nn/piece_reader.py`). The voice, `PhoneVoice`, speaks any text: it makes log-mel frames from phones, whatever their
-spelling (`phonetics/spelling.py`).
+Each position of the head's transcript has several pieces with probabilities (`nn/ctc_head.py`). The piece reader
+encodes them. From its states, the graph decoder or the autoregressive decoder predicts English pieces
+(`nn/piece_reader.py`). `PhoneVoice` makes log-mel frames from the phones of the English text (`phonetics/spelling.py`).
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class PhoneVoice(nn.Module):
         self.tts = FastSpeech2(config, num_phones)  # as in the acoustic stage of training: its checkpoints fit
 
     def forward(self, phones: Tensor, lengths: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
-        """Speak phones.
+        """Compute the log-mel frames of phones.
 
-        phones: (B, N) ids without <s>, </s> and pauses at the ends; values beyond a row's length are not read.
+        phones: (B, N) ids without <s>, </s> and pauses at the ends; values beyond a row's length are ignored.
         lengths: (B,) number of phones; 0 gives no frames.
         max_frames: the most frames of a row, 16 ms each; longer rows are cut.
 
@@ -56,7 +55,7 @@ class PhoneVoice(nn.Module):
 
 @dataclass(frozen=True)
 class HeardTranslatorConfig:
-    """All sizes. best: number of pieces that the reader gets for each one heard: itself and its alternatives."""
+    """All sizes. best: number of pieces at each position of the transcript: the chosen one and its alternatives."""
 
     encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
@@ -105,13 +104,14 @@ class HeardTranslator(PiecesToUnits):
     def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Compute features of 16 kHz samples, (T,) each.
 
-        Returns: features (B, mels, F); frames (B,); counts (B,), how many encoder states of each sound the head reads.
+        Returns: features (B, mels, F); numbers of frames (B,); counts (B,), the numbers of encoder states that the head
+            gets.
         """
         return sound_features(sounds, self.sizes.encoder, tail=TAIL)
 
     def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[Heard, Tensor]:
-        """Transcribe recordings. features, frames, counts: from `features`. Returns: the head's transcripts, and the
-        encoder's states (B, S, D)."""
+        """Transcribe recordings. features, frames, counts: the outputs of `features`. Returns: the head's transcripts,
+        and the speech encoder's states (B, S, D)."""
         states, _ = self.encoder(features, frames)
         states = states[:, : int(counts.max())]
         logits, lengths = self.head(states, counts)
@@ -120,7 +120,8 @@ class HeardTranslator(PiecesToUnits):
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
-        """Encode recordings, given by `features`, for the decoders. A row with an empty transcript has length 0."""
+        """Encode recordings for the decoders. features, frames, counts: the outputs of `features`. A row with an empty
+        transcript has length 0."""
         heard, states = self.hear(features, frames, counts)
         beside = None
         if self.reader.project is not None:
@@ -130,7 +131,8 @@ class HeardTranslator(PiecesToUnits):
         return Source(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
-        """Predict the graphs from the encoder's states (B, S, d). sizes: (B,) pieces, which set the graphs' sizes."""
+        """Predict the graphs from the piece reader's states (B, N, d), state_lengths (B,). sizes: (B,), numbers of
+        pieces, which decide the graphs' sizes. Raises InputError for a model without a graph decoder."""
         if self.decoder is None:
             raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
         graph: DagDecoder = self.decoder

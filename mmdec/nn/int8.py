@@ -1,8 +1,8 @@
 """8-bit integers with a scale for each row: to store weights that are used in float32, and for linear layers.
 
 In a file, a tensor of two dimensions or more and at least `SMALLEST` numbers becomes `name` (int8, the same shape) and
-`name.scale` (float32, one for each row of the first dimension). All other tensors are stored in half precision. One
-safetensors file holds all.
+`name.scale` (float32, one for each row of the first dimension). All other floating-point tensors are stored in half
+precision. One safetensors file holds all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert matrices to 8 bits and the rest to half precision. `unpack_rows` reverses it, except for rounding."""
+    """Convert large matrices to 8 bits, and other floating-point tensors to half precision, see the module's docstring.
+    `unpack_rows` reverses it, except for rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:
@@ -48,8 +49,9 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[str, Tensor]:
-    """Convert packed weights to float32. Tensors that were not packed do not change. argument: names them in errors.
-    Raises InputError for a scale without a tensor, or with another number of rows."""
+    """Convert the output of `pack_rows` to float32; integers without a scale do not change. argument: the name of
+    `state` in errors. Raises InputError if a tensor with a scale is not int8, or the scale has another number of rows.
+    """
     unpacked: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.endswith(SCALE) and name.removesuffix(SCALE) in state:
@@ -101,7 +103,7 @@ class Int8Linear(nn.Linear):
 
 @final
 class EachAlone(nn.Conv1d):
-    """A convolution that computes each row of a batch by itself: libraries sum in another order for more rows."""
+    """A convolution that computes each row of a batch alone, because libraries sum in another order for more rows."""
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.cat([super(EachAlone, self).forward(row) for row in input.split(1)])
@@ -109,11 +111,11 @@ class EachAlone(nn.Conv1d):
 
 def quantise_linears(model: Any) -> None:
     """Replace linear layers of a model on the CPU by `Int8Linear`, in place: all of the encoder's, and the decoder's
-    keys and values of the encoder's states. Raises InputError if this CPU has no such kernel.
+    key and value projections of the encoder's states. Raises InputError on a GPU, or if this CPU has no such kernel.
 
-    All other weights of the decoder are rounded to half precision, in which they can be read faster (`ops/half.py`): a
-    pass over few columns takes the time of reading the weights. To quantise each column would cost more than it saves.
-    Convolutions keep their weights, but compute each row of a batch by itself.
+    All weights of the decoder are rounded to half precision: those that stay floating-point can then be read faster
+    (`ops/half.py`), and a pass over few columns takes the time of reading the weights. To quantise such columns would
+    cost more than it saves. Convolutions keep their weights, but compute each row of a batch by itself.
     """
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 on a CPU alone, but the device is a GPU. Choose bfloat16 or float16.")
@@ -144,7 +146,8 @@ def quantised(model: nn.Module) -> bool:
 
 @cache
 def levels() -> int:
-    """Find the largest integer for which this CPU's sums are exact. Raises InputError if the CPU has no such kernel."""
+    """Find the largest of `LEVELS` for which this CPU's kernel adds products exactly. Raises InputError if there is no
+    such kernel or no such level."""
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
@@ -178,4 +181,5 @@ def pack(integers: Tensor, scales: Tensor) -> Any:
 def product(rows: Tensor, packed: Any, most: int) -> Tensor:
     """Multiply whole numbers (N, I), of at most `most`, by weights from `pack`. Returns: (N, O) float32."""
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    return cast(Tensor, kernel(rows, 1.0, most + 1, packed))  # bytes from 1: two of 127 times 127 fit into 16 bits
+    # the kernel adds the zero point most + 1: if most is 63, numbers become 1 to 127, and two products fit in 16 bits
+    return cast(Tensor, kernel(rows, 1.0, most + 1, packed))

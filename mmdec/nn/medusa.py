@@ -157,8 +157,8 @@ class MedusaHeads(nn.Module):
         return self.tokens(self.read(hidden, count), output)
 
     def tokens(self, read: Tensor, output: Tensor) -> Tensor:
-        """Turn the heads' states read (..., count, H) into logits (..., count, V). output: the model's matrix (V, H),
-        used if the heads have none of their own."""
+        """Turn the heads' states `read` (..., count, H) into logits (..., count, V). output: the model's output matrix
+        (V, H), used if the heads have none of their own."""
         if not self.config.own_outputs:
             return linear(read, output)
         return torch.stack([self.outputs[k](read[..., k, :]) for k in range(read.shape[-2])], -2)

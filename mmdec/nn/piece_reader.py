@@ -1,6 +1,6 @@
 """Encodes the pieces of a CTC head's transcript, with their probabilities, before they are translated.
 
-Each place of the head's collapsed text has several pieces with probabilities, and the reader's input is their expected
+Each position of the transcript has several pieces with probabilities, and the reader's input is their expected
 embedding. So text alone can train the reader (one piece, probability 1), and speech can train it further. The speech
 encoder's states may be added, for information that the pieces lack.
 """
@@ -23,12 +23,12 @@ from mmdec.nn.transformer import Attention, PooledDropout, RowsLinear, sinusoids
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """Sizes of the reader and of the two decoders that read its states. dag: None leaves out the graph decoder."""
+    """Sizes of the reader and of its two decoders. dag: None leaves out the graph decoder."""
 
-    pieces: int = 1001
-    units: int = 2000
+    pieces: int = 1001  # vocabulary size of the transcript
+    units: int = 2000  # vocabulary size of the translation
     d_model: int = 256
-    ffn: int = 1024
+    ffn: int = 1024  # inner channels of the feed-forward networks
     heads: int = 4
     layers: int = 6
     dropout: float = 0.1
@@ -43,10 +43,10 @@ class ReaderConfig:
 
 
 class PieceReader(nn.Module):
-    """Encodes N places of K weighted pieces.
+    """Encodes a transcript of N positions with K weighted pieces each.
 
     forward: pieces (B, N, K), weights (B, N, K) that sum to 1 over K, lengths (B,), states (B, N, D) or None: the
-        speech encoder's state at each place; zeros mean that there is none. Returns: (B, N, d).
+        speech encoder's state at each position; zeros mean that there is none. Returns: (B, N, d).
     """
 
     def __init__(self, config: ReaderConfig) -> None:
@@ -105,6 +105,6 @@ class PiecesToUnits(nn.Module):
 
 
 def unit_limits(pieces: Tensor) -> list[int]:
-    """Compute each row's maximum units of its translation from its number of pieces (B,). The same limit holds for
-    speech, for text and in training."""
+    """Compute the maximum number of units of each row's translation from its number of pieces (B,). The same limit
+    holds for speech, for text and in training."""
     return (2 * pieces + 10).tolist()

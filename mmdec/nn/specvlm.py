@@ -96,8 +96,9 @@ class ElasticCompressor(nn.Module):
         ratios: the ratios of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
         resampler: the resampler's number of queries and of heads. grid: rows and columns of an image's tokens. pruning:
             see `Prune`.
-        depthwise: whether the convolution (in the paper "vanilla") runs per channel and before fc. False: H x H x ratio
-            weights after fc has read all columns, which costs three quarters of what an image costs EAGLE.
+        depthwise: whether the convolution (in the paper "vanilla") runs per channel and before fc. False: it has
+            H x H x ratio weights and runs after fc on all columns, which takes three quarters of EAGLE's time for an
+            image.
         """
         super().__init__()
         self.variant: Variant = variant
@@ -233,7 +234,8 @@ class SpecVLM(DraftNetwork):
         self.gate = QuestionGate(config.hidden_size, features, config.gate_size, choices) if gated else None
 
     def gate_logits(self, embeds: Tensor, features: Tensor, question: Tensor) -> Tensor:
-        """Compute the gate's scores (C,) for one row: embeds (L, H), features (L, k * H), question (L,) bool.
+        """Compute the gate's scores (C,) for one row. embeds: (L, H). features: (L, k * H). question: (L,) bool, True
+        at the question's tokens; if there are none, all tokens are used.
 
         The paper has no loss on the scores; training may add one. Raises: InputError if the network has no gate.
         """

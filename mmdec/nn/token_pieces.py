@@ -70,8 +70,9 @@ class Merges:
 
 
 def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, least: int = 3) -> list[int]:
-    """Choose at most `count` tokens: those that occur at least `least` times in the texts, as a token or as a part of
-    rarer ones, and the tokens of single bytes that they need. Returns: their ids, ascending."""
+    """Choose at most `count` tokens (256 if `count` is smaller): those that occur most often in the texts, at least
+    `least` times, as a token or as a part of rarer ones, and the tokens of single bytes that these need. texts: token
+    ids. Returns: the chosen ids, ascending."""
     seen = Counter(token for text in texts for token in text if token in merges)
     bound = least
     while len(found := _kept(Counter(seen), bound, merges)) > max(count, 256):

@@ -59,7 +59,7 @@ def sinusoids(size: int, d_model: int, device: torch.device, fairseq: bool = Fal
 
 @lru_cache(maxsize=16)
 def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool) -> Tensor:
-    """Return a cached table of `rows` positions: at batch 1, computing its sines takes as long as a layer."""
+    """Return the embeddings of `rows` positions, cached: at batch 1, computing the sines takes as long as a layer."""
     with torch.inference_mode(False):  # a table made while decoding must also work in training
         position = torch.arange(rows, dtype=torch.float32, device=device)[:, None] + (2 if fairseq else 0)
         steps = max(1, d_model // 2 - 1) if fairseq else d_model // 2
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         self.dropout = PooledDropout(dropout)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Project memory (B, S, d_memory) to keys and values (B, H, S, D)."""
+        """Project memory (B, S, d_memory) to keys and values (B, H, S, D) of H heads."""
         b, s, _ = memory.shape
         k, v = self.kv(memory).view(b, s, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         return k, v
@@ -135,8 +135,8 @@ class DecoderLayer(nn.Module):
         memory_values: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:
-        """Run the layer over x (B, M, d). keys, values: those of the text up to x, x included: a step with a cache
-        computes only its own. memory_keys, memory_values: those of the encoder's states."""
+        """Run the layer over x (B, M, d), given self-attention's keys and values of all tokens up to and including x,
+        and cross-attention's of the encoder's states (memory), (B, H, S, D) each. Masks are additive; None: no mask."""
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
         y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)
         x = self.encoder_attn_layer_norm(x + self.dropout(y))

@@ -41,11 +41,11 @@ class VocoderConfig:
     """Sizes; the defaults are the shipped vocoder's: 0.9 M parameters."""
 
     channels: int = 160
-    hidden: int = 400
+    hidden: int = 400  # inner channels of a block
     blocks: int = 4
-    kernel: int = 7
+    kernel: int = 7  # frames that a convolution spans
     min_pitch: float = 60.0  # lowest pitch in Hz that can be predicted
-    max_pitch: float = 400.0
+    max_pitch: float = 400.0  # highest pitch in Hz that can be predicted
 
 
 class ConvNextBlock(nn.Module):
@@ -210,10 +210,10 @@ class GriffinLimVocoder(nn.Module):
 class MelKind:
     """A kind of log-mel spectrogram: 80 Slaney filters on magnitudes with a window of 1024 samples."""
 
-    sample_rate: int = SAMPLE_RATE
-    hop: int = HOP
-    f_min: float = 20.0
-    f_max: float = 8000.0
+    sample_rate: int = SAMPLE_RATE  # Hz
+    hop: int = HOP  # samples between two frames
+    f_min: float = 20.0  # lower end of the lowest filter, Hz
+    f_max: float = 8000.0  # upper end of the highest filter, Hz
     log10: bool = False  # logarithm of base 10; False: natural logarithm
 
     def samples(self, frames: int) -> int:

@@ -183,7 +183,7 @@ def _result_dtype(match: Tensor) -> torch.dtype:
 
 
 def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
-    """Check that links are (B, L, L) for graphs with `size` vertices, and return them."""
+    """Return the links if they are (B, L, L) floats for graphs with `size` vertices, else raise InputError."""
     if not links.is_floating_point():
         raise InputError(f"`links` must hold floating-point log-probabilities, but is {links.dtype}. Convert it.")
     if tuple(links.shape) != (batch, size, size):
@@ -195,7 +195,8 @@ def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
 
 
 def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device: torch.device) -> Tensor:
-    """Check 1 <= length <= longest, and return the lengths (B,) as int64 on `device`."""
+    """Return the lengths (B,) as int64 on `device`. Raises InputError, which contains `name`, unless all of them are
+    integers from 1 to `longest`."""
     if tuple(lengths.shape) != (batch,) or lengths.is_floating_point():
         raise InputError(
             f"`{name}` must be {batch} integers, but is {lengths.dtype} of shape {tuple(lengths.shape)}. "

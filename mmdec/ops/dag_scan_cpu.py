@@ -20,7 +20,7 @@ EVERY = 4  # steps between two divisions of a state by its maximum, which keep i
 DRIFT = 60.0  # maximum fall of a state between two such divisions, as a logarithm
 TRUSTED = 640.0 - DRIFT
 LARGEST = 700.0  # maximum logarithm of a factor: exp overflows at 709
-STRIP = 128  # rows of the links that are processed together, without their columns on the left
+STRIP = 128  # rows of the links that are processed together; columns left of them are skipped: jumps go forward only
 NEG_INF = -math.inf
 # the constants below are those of `scan_vertices`
 BLOCK = 48  # vertices in a block: larger blocks take less time, but allow their states to fall less
@@ -143,7 +143,8 @@ def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -
 
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
-    """Return exp of all forward links (L, L) float64, over the largest (at least 1), and that divisor's log."""
+    """Return the exponentials (L, L) float64 of all forward links, divided by the largest one or by 1 if that is more.
+    Also returns the divisor's logarithm."""
     link_top = float(links.amax())
     if not link_top <= 0.0:  # an entry below the diagonal, which is no link, may be the largest
         link_top = float(links.triu(1).amax())
@@ -220,7 +221,7 @@ class Sample(NamedTuple):
 
 
 class _Sweep(NamedTuple):
-    """The states of one direction; each token's states are divided by a unit of the token's own."""
+    """The states of one direction. Each token's states are divided by a scale factor of this token, its unit."""
 
     states: Tensor  # (L, M), after the emission
     arrivals: Vector  # (L, M), before the emission; used backward only
@@ -229,7 +230,7 @@ class _Sweep(NamedTuple):
 
 
 def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
-    """Do what `scan` does, vertex by vertex: the states of all tokens at once, (L, M). The caller has switched off
+    """Do what `scan` does, vertex by vertex: the states of all tokens at once, (L, M). The caller must switch off
     NumPy's warnings.
 
     match: (M, L) in any float dtype. weights: (L, L), exponentials of links over that of link_top, above the diagonal;

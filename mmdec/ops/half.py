@@ -1,8 +1,8 @@
 """Multiplies float32 inputs by weights stored in half precision, on a CPU: it reads half of the weights' bytes.
 
-Many weights are published in half precision and read into float32. fbgemm multiplies rows of float32 by such weights
-in 16 bits and sums in float32: the numbers are those of the float32 product, and a row's result has the same bits
-whatever the other rows are. For few columns, a decoder's pass takes the time that reading its weights takes.
+Many weights are published in half precision and loaded as float32. fbgemm multiplies float32 rows by such weights in 16
+bits and sums in float32: no weight loses precision, and a row's result has the same bits whatever the other rows are.
+For few columns, a decoder's pass takes the time that reading its weights takes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class HalfWeights:
 
 @cache
 def _group() -> int:
-    """Return the number of rows of whose multiples each has the same bits: 1, or 3 where the kernel sums a rest of one
-    or two rows in another order, as with AVX2 alone."""
+    """Return the number to whose multiple rows are padded, so that a row's result has the same bits whatever the other
+    rows are: 1; or 3 where the kernel sums the last one or two rows in another order, as with AVX2 alone."""
     draw = torch.Generator().manual_seed(0)
     weight, rows = torch.randn(64, 512, generator=draw).half().float(), torch.randn(3, 512, generator=draw)
     packed = torch.ops.quantized.linear_prepack_fp16(weight, None)

@@ -77,7 +77,7 @@ def why_not(index: int | None = None) -> str | None:
 
 
 def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
-    """Make a function that calls `kernel[grid]` on the GPU of its first tensor; Triton would use the current GPU.
+    """Make a function that calls `kernel[grid]` on the GPU of its first tensor. Triton alone would use the current GPU.
 
     The function also takes num_warps and num_stages, which Triton's type hints lack.
     """

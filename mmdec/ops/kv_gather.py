@@ -54,7 +54,8 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
 
 
 def fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
-    """Return whether the kernel can move these columns: few enough to be read at once, or going down in order."""
+    """Return whether the kernel can move these columns: each row has at most `PATH`, or its columns ascend and move to
+    lower indices."""
     for path, begin in zip(columns, begins, strict=True):
         ascending = all(a < b for a, b in pairwise(path))
         if len(path) > PATH and not (ascending and path[0] >= begin):

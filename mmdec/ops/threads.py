@@ -14,7 +14,7 @@ _setting = threading.Lock()  # held between reading the number for later threads
 
 def set_own_threads(count: int) -> None:
     """Set the number of torch's CPU threads for this Python thread. torch would use it for Python threads that start
-    later, too: so their number is restored. count: from 1."""
+    later, too, so the number for those is restored. count: at least 1."""
     if count == torch.get_num_threads():
         return
     with _setting, ThreadPoolExecutor(1) as other:

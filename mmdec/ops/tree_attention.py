@@ -41,8 +41,8 @@ class TreeMask:
     additive: Tensor  # (B, 1, N, S + N): all this as a mask: 0 where seen, else the dtype's least number
     window: int | None = None  # positions that a node sees, its own included; None: all
     kernel: bool = True  # whether starts, ends, ancestors and window describe all of `additive`: the kernel reads these
-    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
-    _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
+    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)  # results of `packed`, by group
+    _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)  # the result of `bits`, once computed
 
     def packed(self, group: int) -> Tensor:
         """Return `additive` repeated for the `group` query heads of one key head: (B, 1, group * N, S + N)."""
@@ -100,7 +100,7 @@ def tree_mask(
 
     starts, ends: (B,) each row's first column and the column after its last. ancestors: (B, N, N) bool.
     columns: S, the shared columns before the nodes. dtype: the additive mask's dtype.
-    ragged: False if every row owns all S columns, which saves half of the work at batch 1.
+    ragged: False if all S columns belong to every row, which saves half of the work at batch 1.
     The mask is additive because all attention implementations agree on its meaning; for bool masks they do not.
     """
     batch, nodes, _ = ancestors.shape

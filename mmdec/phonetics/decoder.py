@@ -33,7 +33,7 @@ NEXT_SENTENCE = 3.0  # cost in nats of each further sentence in a recording
 TRUST = 8.0  # bonus in nats of an exact segmentation, because wrong phones seldom spell words
 IMPROBABLE = 3.0  # nats per token: if an exact segmentation is less probable, others are tried
 EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # maximum cost of a word's wrong phones: base in nats, plus slope in nats per phone
-FAR_BELOW = -1e9
+FAR_BELOW = -1e9  # score of a position that no state has reached
 UNSEEN = 7.0  # maximum cost in nats of a word's wrong phones if it forms no known bigram
 CANDIDATES = 80  # maximum words at each phone position that match only approximately
 MAX_PHONES = 20_000
@@ -66,8 +66,8 @@ class WordDecoder:
     def build(cls, lexicon: Mapping[str, Sequence[Sequence[str]]], sentences: Iterable[str]) -> WordDecoder:
         """Build the decoder and estimate its language model.
 
-        lexicon: word -> pronunciations, in any case; a hyphenated word may use those of its parts. sentences: training
-            text.
+        lexicon: word, in upper or lower case -> its pronunciations; a hyphenated word may use those of its parts.
+        sentences: training text.
         Raises: InputError that names the words without a pronunciation.
         """
         texts = restore_case([tokens for tokens in map(tokenize, sentences) if tokens])
@@ -310,12 +310,12 @@ def render(tokens: Iterable[str]) -> str:
 
 
 def is_mark(token: str) -> bool:
-    """Return whether a token has no phones: "?", ",", or the comma of a question, ",?"."""
+    """Return whether a token is a punctuation mark: "?", ",", or the comma of a question, ",?"."""
     return token[0] in CLOSING + INNER
 
 
 def restore_case(texts: list[list[str]]) -> list[list[str]]:
-    """Lower the capital of each sentence's first word, unless the word usually has a capital elsewhere."""
+    """Remove the capital of each sentence's first word, unless the word usually has a capital inside sentences."""
     inside: Counter[str] = Counter()
     for tokens in texts:
         inside.update(token for before, token in pairwise([".", *tokens]) if before not in CLOSING)
@@ -330,12 +330,13 @@ def restore_case(texts: list[list[str]]) -> list[list[str]]:
 
 
 def case_of_stem(word: str, used: Collection[str]) -> str:
-    """For a word that only the lexicon has: copy the case of its stem (Mondays, Paul's)."""
+    """Return a word that the training text lacks with the capital of its stem, if the text writes the stem with one
+    (Mondays, Paul's). used: the text's words."""
     stem = word.removesuffix("s").removesuffix("'")
     capital = stem[:1].upper() + stem[1:]
     return capital + word[len(stem) :] if stem not in used and capital in used else word
 
 
 def _shouted(word: str) -> bool:
-    """Return whether the word has a capital anywhere in a sentence, such as I, I'd, TV."""
+    """Return whether the word is written with capitals at every place in a sentence, such as I, I'd, TV."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())

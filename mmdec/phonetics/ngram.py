@@ -20,7 +20,7 @@ LN10 = math.log(10.0)
 MAX_FILE_BYTES = 64 * 2**20
 MAX_ORDER = 5
 
-Table = dict[str, dict[str, float]]
+Table = dict[str, dict[str, float]]  # context -> word -> ln P
 
 
 @final
@@ -98,7 +98,8 @@ class NGram:
         max_entries: int | Sequence[int] | None = None,
     ) -> NGram:
         """Estimate the model from sentences of tokens. order: n. vocabulary: further tokens, which need not occur in
-        the sentences. max_entries: maximum entries of the top order, or of each order from 2."""
+        the sentences. max_entries: maximum entries of the top order, or of each order from 2. Raises InputError if
+        there are no tokens."""
         counts = _continuation_counts(sentences, order)
         if not counts[0]:
             raise InputError("`sentences` must hold at least one token, but is empty. Give the training text.")

@@ -21,7 +21,8 @@ _SILENT = re.compile(r"[^\w' ?]")
 
 
 def heard(text: str) -> str:
-    """Reduce a sentence to what can be heard: lower case, no marks except the question mark, hyphens as spaces."""
+    """Reduce a sentence to what can be heard: lower case, and no marks but apostrophes and question marks. Other marks,
+    such as hyphens, become spaces."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     text = re.sub(r"\s*\?[\s?!.]*", " ? ", _SILENT.sub(" ", text))
     return " ".join(text.split())

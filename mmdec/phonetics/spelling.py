@@ -83,7 +83,7 @@ def _below_thousand(number: int) -> str:
 
 
 def _number(digits: str) -> str:
-    """Return the digits as they are spoken: a year of four digits in pairs, a code (0042, or very long) one by one."""
+    """Return a number in words: a year of four digits in pairs, a code (0042, or very long) digit by digit."""
     plain = digits.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain[0] == "0"):
         return " ".join(_SMALL[int(digit)] for digit in plain)

@@ -35,7 +35,7 @@ from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import longest
 from mmdec.types import Drafter, InputError
 
-MAX_BATCH = 4096  # inputs decoded together at most
+MAX_BATCH = 4096  # maximum number of inputs that are decoded together
 RESERVED = {  # option of `generate` that no task takes -> the task's argument that sets it, or "" if there is none
     "assistant_model": "drafter",
     "custom_generate": "drafter",
@@ -79,13 +79,15 @@ class Batch(Generic[Given]):
         return len(self.given)
 
     def check_listener(self, name: str, function: object, rule: str, remedy: str) -> None:
-        """Check a callback that is for a single input only."""
+        """Raise InputError if a callback is not callable, or is given for a list of inputs. name: of the argument.
+        rule, remedy: parts of the messages."""
         check_callable(name, function, rule)
         if function is not None and not self.single:
             raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
 
     def read(self, read: Callable[[Given], Read]) -> dict[int, Read]:
-        """Read all inputs, keyed by index. The InputErrors of `read` go to `errors`."""
+        """Call `read` for each input. Returns the outputs by the inputs' indices. If it raises InputError, the input is
+        left out, and the error is added to `errors`."""
         inputs: dict[int, Read] = {}
         for index, item in enumerate(self.given):
             try:
@@ -127,18 +129,19 @@ class Batch(Generic[Given]):
 
 @dataclass(frozen=True)
 class Part:
-    """A network or processor that a caller may pass: its class, its name in errors, and the call that loads it."""
+    """A kind of network or processor that a caller may pass."""
 
-    kind: type
-    rule: str
-    loader: str
+    kind: type  # its class
+    rule: str  # its name in errors, such as "a WhisperProcessor"
+    loader: str  # the class of transformers whose `from_pretrained` loads it, for errors
 
 
 @dataclass(frozen=True)
 class System(Generic[Loaded]):
-    """How a task gets its model: `load` reads a model by name; `loaded` joins a loaded network with its processor."""
+    """How a task gets its model."""
 
-    load: Callable[[Any, Any, torch.dtype], Loaded]
+    load: Callable[[Any, Any, torch.dtype], Loaded]  # loads a model by name; arguments: name, device, dtype
+    # joins a loaded model of transformers with its processor; arguments: model, processor, the model's folder or None
     loaded: Callable[[Any, Any, Any], Loaded]
     network: Part
     processor: Part
@@ -183,8 +186,8 @@ def as_loaded(
 
 
 def check_placed(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:
-    """Raise InputError if `device` or `dtype` is given and differs from the loaded model's. remedy: end of the message
-    about `device`."""
+    """Raise InputError if `device` or `dtype` is given and differs from the loaded model's. remedy: the end of the
+    message about `device`."""
     if device is not None and check_device(device).type != model.device.type:
         raise InputError(
             f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. {remedy}"
@@ -325,12 +328,12 @@ def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -
 class Usage:
     """One input's rounds, and its share of the batch's seconds."""
 
-    rounds: int = 0  # prompts' passes included
-    prompts: int = 0  # prompts' passes
-    later: int = 0  # tokens of rounds after the prompts' passes, correction or bonus token included
-    drafted: int = 0
-    accepted: int = 0
-    tokens: list[int] = field(default_factory=list)
+    rounds: int = 0  # number of rounds, passes over prompts included
+    prompts: int = 0  # number of passes over prompts: one, or one for each window of a recording
+    later: int = 0  # tokens of the rounds after the passes over prompts, correction or bonus token included
+    drafted: int = 0  # tokens that the drafter proposed
+    accepted: int = 0  # drafted tokens that were accepted
+    tokens: list[int] = field(default_factory=list)  # ids of all new tokens
     logprobs: list[float] = field(default_factory=list)  # log-probabilities of the tokens that count for the confidence
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage -> seconds
 
@@ -366,6 +369,6 @@ class Usage:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens per round; prompts' passes do not count. 1 if there were only prompts' passes."""
+        """Return the mean tokens per round, without the passes over prompts; 1 if there were no other rounds."""
         later = self.rounds - self.prompts
         return self.later / later if later else 1.0

@@ -49,8 +49,9 @@ Output = TypeVar("Output", bound=Sure)
 def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
     """Compute evidence from the log-probabilities (nats) of an output's tokens.
 
-    Returns the logarithms of the mean uncertainty, of the uncertainty in the worst stretch of `STRETCH` tokens, and of
-    the number of tokens. name: prefix of the keys.
+    A token's uncertainty is its negative log-probability, at most 30. Returns the logarithms of three numbers: the mean
+    uncertainty, the highest mean uncertainty of `STRETCH` consecutive tokens, and the number of tokens. name: prefix of
+    the keys.
     """
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
@@ -69,8 +70,8 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
 class Calibration:
     """confidence = sigmoid(bias + sum of weight * evidence).
 
-    typical: the mean of each evidence over good development outputs. It replaces evidence that an output lacks, such as
-        a question without an image, so that it counts neither for nor against. Default 0.
+    typical: the mean of each evidence over good development outputs. It replaces evidence that an output lacks (such as
+        that of an image, for a question without one), which then counts neither for nor against. Default 0.
     """
 
     weights: Mapping[str, float]

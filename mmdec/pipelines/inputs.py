@@ -75,7 +75,7 @@ def read(
 
 
 def silent(samples: Tensor) -> str:
-    """Say in words how silent samples (T,) are; "" if they are not silent."""
+    """Describe in words how silent samples (T,) are, for messages; "" if they are not silent."""
     loudest = peak(samples)
     return "" if loudest >= SILENCE else f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
 
@@ -192,8 +192,7 @@ def _mono(array: np.ndarray) -> np.ndarray:
 
 
 def peak(samples: Tensor) -> float:
-    """Return the largest deviation of samples (T,) from their mean: a microphone may add a constant, which is
-    silent."""
+    """Return the largest deviation of samples (T,) from their mean: a constant that a microphone adds is no sound."""
     return float((samples - samples.mean()).abs().max())
 
 

@@ -40,9 +40,9 @@ def load(
     dtype: precision of the weights. Default None: float32.
     Returns: depends on the folder's config.json: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
         model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).
-    Raises: InputError if the model is not found (the message says how to get it), is damaged, lies outside its folder
-        or has no safetensors; if `vocoder` is given for a model that does not speak; for a drafter's folder (use
-        `load_drafter`).
+    Raises: InputError if the model is not found (the message says how to get it), or a file is damaged, lies outside
+        the folder or is not safetensors; if `vocoder` is given for a model that is no translator; for a drafter's
+        folder (use `load_drafter`).
     """
     directory = find(model, system=None, files=["config.json"])
     system = kind(directory)

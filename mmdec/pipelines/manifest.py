@@ -37,7 +37,7 @@ class Row:
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file with the suffix of a list."""
+    """Return whether a path is an existing file that ends in one of `SUFFIXES`."""
     return os.fsdecode(path).lower().endswith(SUFFIXES) and os.path.isfile(path)
 
 

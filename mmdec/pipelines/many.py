@@ -96,7 +96,7 @@ class Work:
         return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
 
     def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
-        """Yield the rows that failed, of a shard's parts that are done. shard: as for `todo`."""
+        """Yield the failed rows that are recorded for a shard's parts. shard: as for `todo`."""
         for file in sorted((self.output / "failed").glob("[0-9]*.jsonl")):
             if int(file.stem) % shard[1] == shard[0] - 1:
                 yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
@@ -104,11 +104,11 @@ class Work:
 
 @final
 class Worker:
-    """Holds the model, and does parts."""
+    """Loads the model once, and processes parts."""
 
     def __init__(self, work: Work, call: Call | None = None) -> None:
-        """work: what to do with every row. call: decodes a list of paths with a row's own options; None: the public
-        call of the work's verb.
+        """work: what to do with every row. call: decodes a list of paths, whose rows have the same options; None: the
+        public call of the work's verb.
 
         Raises: InputError if there is no such model, or an option is wrong.
         """
@@ -116,7 +116,7 @@ class Worker:
         self._call = _public_call(work) if call is None else call
 
     def do(self, part: Part) -> tuple[int, int]:
-        """Do a part and write its files. Returns the number of its rows and the number of rows that failed. Raises
+        """Process a part and write its files. Returns the number of its rows and the number of rows that failed. Raises
         OSError if a file cannot be written."""
         number, rows = part
         results, good, bad = self._results(rows), list[dict[str, Any]](), list[dict[str, Any]]()
@@ -175,7 +175,7 @@ class Worker:
 
 
 def run_here(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    """Do parts in this process. Yields for each part the number of its rows and the number of rows that failed."""
+    """Process parts one by one in this process. Yields for each the number of its rows and of its failed rows."""
     if parts:
         yield from map(Worker(work).do, parts)
 
@@ -224,7 +224,7 @@ def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Write a Parquet table. All parts and verbs have the same columns; other values stand in `more`, as JSON."""
+    """Write rows as a Parquet table. Its columns are always the same; other values are JSON in the column `more`."""
     pyarrow: Any = import_module("pyarrow")
     parquet, kinds = pyarrow_parquet(), {"row": pyarrow.int64(), "confidence": pyarrow.float64()}
     names = ("row", "id", "input", "output", "text", "confidence")

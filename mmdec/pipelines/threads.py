@@ -77,7 +77,7 @@ def keep_threads(threads: int) -> None:
 def is_default(
     count: int, environment: Mapping[str, str] = os.environ, defaults: Collection[int] | None = None
 ) -> bool:
-    """Whether torch's number of threads is its default, not an explicit setting.
+    """Return whether torch's number of threads is its default, not an explicit setting.
 
     count: torch's threads. environment: variables of the process. defaults: torch's possible defaults; None: this
         machine's (its cores, or its processors if torch counts those).

@@ -1,1 +1,1 @@
-"""An HTTP server with OpenAI's endpoints: `mmdec serve`. The only home of FastAPI and uvicorn."""
+"""An HTTP server with OpenAI's endpoints: `mmdec serve`. Only this folder imports FastAPI and uvicorn."""

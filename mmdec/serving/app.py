@@ -58,7 +58,7 @@ def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
 
 
 async def models(request: Request) -> JSONResponse:
-    """The models that are served."""
+    """List the models that are served."""
     server = server_of(request)
     rows = [
         {"id": name, "object": "model", "created": server.began, "owned_by": "mmdec", "task": model.task}
@@ -68,13 +68,13 @@ async def models(request: Request) -> JSONResponse:
 
 
 async def health(request: Request) -> JSONResponse:
-    """200 as soon as requests are answered."""
+    """Return status 200 once requests are answered, and the numbers of waiting and decoding jobs."""
     waiting, decoding = server_of(request).worker.waiting()
     return JSONResponse({"status": "ok", "waiting": waiting, "decoding": decoding})
 
 
 async def metrics(request: Request) -> PlainTextResponse:
-    """Counters in Prometheus' text format."""
+    """Return the counters in Prometheus' text format."""
     server = server_of(request)
     waiting, decoding = server.worker.waiting()
     gauges = {
@@ -99,15 +99,15 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
-    """Answer what FastAPI itself refuses: unknown addresses, other methods, broken bodies."""
+    """Answer requests that FastAPI itself refuses: unknown addresses, wrong HTTP methods, broken bodies."""
     assert isinstance(error, HTTPException)
     return ApiError(error.status_code, f"{error.detail}.", headers=error.headers).response()
 
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """Yield sockets that listen at an address; close them at the end. Clients may connect before the server runs: they
-    wait for it.
+    """Yield sockets that listen at an address; close them at the end. Clients that connect before the server runs wait
+    for it.
 
     Raises MmdecError if nothing can listen there.
     """
@@ -143,9 +143,10 @@ def ready(
     """Load models and make a server. Call the server's `run` with sockets of `bound`: it serves until a signal, then
     answers the requests that are open.
 
-    names: names, folders or hub ids of models; none: the shipped models. token: what clients must send; None: all are
-        accepted. rows: the most rows of a batch. threads: number of CPU threads that decode. placed: device and dtype
-        of the models. statistics: file that keeps what runs have learned (draft sizes) until the next start.
+    names: names, folders or hub ids of models; empty: the shipped models. token: what clients must send; None: all
+        clients are accepted. rows: the most rows of a batch. threads: torch's CPU threads for decoding. placed: device
+        and dtype of the models. statistics: file with the draft sizes that runs have learned; read now, written at the
+        end.
     Returns: the server, and the names of the models.
     Raises: InputError for a model that cannot be loaded, or two of one name.
     """

@@ -27,7 +27,7 @@ DATA = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
 
 
 class Address(BaseModel):
-    """The address of a picture: data alone, nothing is fetched."""
+    """The address of a picture. It must be a data: URL with the picture itself; nothing is fetched."""
 
     url: str
     detail: str | None = None
@@ -53,7 +53,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A request. What would change the answer and is not known is refused."""
+    """A request. Other fields are refused, because they might change the answer."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -79,7 +79,7 @@ class ChatRequest(BaseModel):
 
 @router.post("/completions", response_model=None)
 async def completions(request: Request, body: ChatRequest) -> Response:
-    """The next message of a dialogue."""
+    """Generate the next message of a dialogue."""
     server = server_of(request)
     engine = server.engine(body.model, Answering)
     name = next(name for name, model in server.models.items() if model is engine)
@@ -142,21 +142,22 @@ def _picture(url: str) -> bytes:
 
 
 class _Answer:
-    """Writes an answer in OpenAI's forms."""
+    """Writes an answer in OpenAI's formats."""
 
     def __init__(self, model: str, stops: tuple[str, ...], vlm: Any, prompt: int, most: int) -> None:
+        """model: its name. stops: strings that end the text. prompt: number of prompt tokens. most: of new tokens."""
         self._stops, self._vlm, self._prompt, self._most = stops, vlm, prompt, most
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def whole(self, result: mmdec.Description) -> dict[str, Any]:
-        """The response to a request without `stream`."""
+        """Make the response to a request without `stream`."""
         text = result.text[: min((result.text.find(s) for s in self._stops if s in result.text), default=None)]
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(result)}
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(result)}
 
     async def chunks(self, server: Server, request: Request, job: Job, usage: bool) -> AsyncIterator[dict[str, Any]]:
-        """The events of a stream. usage: whether the last one counts tokens."""
+        """Yield the events of a stream. usage: whether a last event with the numbers of tokens follows."""
         job.streams, begun = True, False
         async for kind, value in server.events(request, job):
             if not begun:

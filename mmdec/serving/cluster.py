@@ -1,8 +1,9 @@
 """Many rows on many machines: Ray Data over the parts of a list. The only file that imports Ray.
 
-Each actor holds a model and does whole parts, with the same code as a single process (`mmdec.pipelines.many`). If an
-actor is killed, Ray starts it again and gives its part to another actor. A part that is done twice writes the same file
-twice. Actors get rows, not sound: all machines must see the files and the folder of results under the same paths.
+Each actor loads a model and processes whole parts, with the same code as a single process (`mmdec.pipelines.many`). If
+an actor is killed, Ray starts it again and gives its part to another actor. A part that is processed twice writes the
+same file twice. Actors get rows, not sound: all machines must see the files and the folder of results under the same
+paths.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ log = logging.getLogger(__name__)
 
 @final
 class Actor:
-    """The object that Ray makes in each of its processes: a model that does parts."""
+    """The object that Ray makes in each of its processes: it loads a model once and processes parts."""
 
     def __init__(self, work: Work) -> None:
         self._worker = Worker(work)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Do the parts of a batch: their numbers and rows. Returns each part's count of rows and of failed rows."""
+        """Process the parts of a batch. batch: `number` and `rows` of each part. Returns: `rows` and `failed`, each
+        part's number of rows and of failed rows."""
         done = [self._worker.do(part) for part in zip(map(int, batch["number"]), batch["rows"], strict=True)]
         return {"rows": [rows for rows, _ in done], "failed": [failed for _, failed in done]}
 
 
 def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) -> Iterator[tuple[int, int]]:
-    """Do parts on the cluster that RAY_ADDRESS names, else on this machine.
+    """Process parts on the cluster that RAY_ADDRESS names, else on this machine.
 
     workers: number of actors, each with a model. None: one for each GPU; without GPUs, one for each processor.
     Yields: for each part, the number of its rows and the number of rows that failed.

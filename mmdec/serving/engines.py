@@ -21,7 +21,7 @@ from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.serving.waiting import Gone, Job, Stopped
 
-HELD = " \t\r\n\ufffd"  # not sent at the end of unfinished text: spaces may go, and half a character may change
+HELD = " \t\r\n\ufffd"  # not sent at the end of unfinished text: spaces and incomplete characters may still change
 RATE = 16_000  # Hz of the samples that jobs hold
 
 
@@ -48,14 +48,14 @@ class Deltas:
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
     def grown(self, text: str) -> str:
-        """Return what is new in the text so far. Trailing spaces, half a character, and what may be the beginning of a
-        stop string are held back."""
+        """Return what is new in the text so far. Trailing spaces, an incomplete character, and what may be the
+        beginning of a stop string are held back."""
         text = self.cut(text.lstrip())
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return self._new(text[: len(text) - max(ends, default=0)].rstrip(HELD))
 
     def end(self, text: str) -> str:
-        """Return what is new in the final text, held back parts included."""
+        """Return what is new in the final text, including the parts that `grown` held back."""
         return self._new(text)
 
     def _new(self, text: str) -> str:
@@ -65,7 +65,7 @@ class Deltas:
 
 @final
 class Transcription:
-    """Transcribes. A job holds samples (T,); the job's key holds the options of `mmdec.transcribe`."""
+    """Transcribes speech. A job holds samples (T,); its key holds the options of `mmdec.transcribe`."""
 
     task = "transcription"
 

@@ -36,7 +36,7 @@ class Feeding:
     task = "live transcription"
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Run the one job: what it holds is a function that feeds sound to the transcriber."""
+        """Run the function that the only job holds: it feeds sound to the transcriber."""
         (job,) = jobs
         return [job.given()]
 
@@ -109,7 +109,7 @@ class Session:
             raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type")
 
     def _update(self, session: dict[str, Any]) -> None:
-        """Take the settings of a `session.update` event, in the form of OpenAI's current API."""
+        """Apply the settings of a `session.update` event, in the form of OpenAI's current API."""
         if self._live is not None or self._sound:
             raise ApiError(400, "`session` must be set before the sound begins.", param="session")
         heard = session.get("audio", {}).get("input", {})
@@ -202,7 +202,7 @@ class Session:
 
 @router.websocket("/realtime")
 async def realtime(socket: WebSocket) -> None:
-    """Live transcription."""
+    """Serve one session of live transcription."""
     server = server_of(socket)
     await socket.accept()
     server.sessions += 1

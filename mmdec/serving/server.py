@@ -50,14 +50,15 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
     ) -> None:
-        """status: of HTTP. kind, code: OpenAI's words for the error. more: `param`, the wrong parameter; `headers`."""
+        """status: the HTTP status. kind, code: the error's type and code as OpenAI names them. more: `param`, the name
+        of the wrong parameter; `headers` of the response."""
         self.status, self.headers = status, more.get("headers")
         self.content = {"error": {"message": message, "type": kind, "param": more.get("param"), "code": code}}
         super().__init__(message)
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """Turn an error of a job or a handler into an answer."""
+        """Convert an exception of a job or a handler to the error that the client gets."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, InputError):
@@ -73,7 +74,7 @@ class ApiError(Exception):
 
 @final
 class Server:
-    """What all requests share: models by name, the worker that decodes, limits and counters."""
+    """The state that all requests share: models by name, the worker that decodes, limits and counters."""
 
     def __init__(self, models: Mapping[str, Served], limits: Limits, token: str | None = None) -> None:
         """token: clients must send it as `Authorization: Bearer`; None: all clients are accepted."""
@@ -85,12 +86,12 @@ class Server:
         self._reading = asyncio.Semaphore(READERS)
 
     def admitted(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request with these headers has the right token, or none is needed."""
+        """Return whether a request with these headers has the right token, or no token is needed."""
         return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
 
     def engine(self, name: str | None, *kinds: type[Engine]) -> Engine:
-        """Return the model with this name or, for None, the first model of these engine classes. Raises ApiError if no
-        model of these kinds has the name."""
+        """Return the engine of the model `name`; None: of the first model whose engine is one of the classes `kinds`.
+        Raises ApiError if there is no such model."""
         fitting = {own: model for kind in kinds for own, model in self.models.items() if isinstance(model, kind)}
         if name is None and fitting:
             return next(iter(fitting.values()))
@@ -105,10 +106,10 @@ class Server:
             return await asyncio.to_thread(function)
 
     async def events(self, request: Request, job: Job) -> AsyncIterator[tuple[str, Any]]:
-        """Decode a job, and yield its texts and then its result. The job ends early if its client goes away or the
-        answer takes too long.
+        """Decode a job. Yields ("text", piece of text) while it is decoded, then ("result", the result). The job ends
+        early if its client goes away or the answer takes too long.
 
-        Raises ApiError.
+        Raises: ApiError if the job fails or ends early.
         """
         gone = asyncio.ensure_future(_disconnected(request))
         end = time.monotonic() + self.limits.wait
@@ -142,7 +143,7 @@ class Server:
         raise AssertionError("events end with a result or an error")
 
     def busy(self) -> ApiError:
-        """Make the answer to a request when too many are open."""
+        """Make the error 429 for a request that comes when too many are open."""
         after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
 
@@ -165,8 +166,8 @@ class EventStream(StreamingResponse):
 
     @classmethod
     async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
-        """Return a stream once its first event is there: an error before it is raised, so it gets an ordinary
-        response."""
+        """Wait for the first event, then return the stream. An error before the first event is raised here, so that the
+        client gets an ordinary error response."""
         return cls(_lines(await anext(events), events), media_type="text/event-stream", headers=UNCACHED)
 
 
@@ -241,7 +242,7 @@ class Door:
 
 
 def too_large(limits: Limits) -> ApiError:
-    """Make the answer to a request with too many bytes."""
+    """Make the error 413 for a request with too many bytes."""
     return ApiError(413, f"A request must have at most {limits.megabytes:g} MB.", code="too_large")
 
 
@@ -249,7 +250,7 @@ def too_large(limits: Limits) -> ApiError:
 class Upload:
     """Reads the body of one request, and counts bytes and seconds, because the declared length may be wrong.
 
-    If a body is too large or too slow, the handler is told that the client has gone, and the client is told why.
+    If a body is too large or too slow, the handler gets "http.disconnect", and the client gets an error response.
     """
 
     def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""The endpoints of sound: transcriptions, translations into English text, and into English speech."""
+"""The endpoints `/v1/audio/...`: transcription, translation into English text, translation into English speech."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def transcriptions(
         Form(description="auto: encode the clip's length, not 30 s. Not the stock model's text."),
     ] = None,
 ) -> Response:
-    """Speech to text in its own language."""
+    """Transcribe speech in its own language."""
     server = server_of(request)
     engine = server.engine(model, Transcription)
     timed = {*(granularities or ["segment"])} if response_format in TIMED else set()
@@ -69,7 +69,7 @@ async def translations(
     response_format: Annotated[Kind, Form()] = "json",
     temperature: Temperature = 0.0,
 ) -> Response:
-    """Speech to English text: by a speech translator, or by a transcriber of several languages."""
+    """Translate speech into English text, with a speech translator or a multilingual transcriber."""
     server = server_of(request)
     engine = server.engine(model, Translation, Transcription)
     if isinstance(engine, Translation):
@@ -98,7 +98,7 @@ async def spoken_translations(
     model: Model = None,
     response_format: Annotated[Literal["wav", "flac", "ogg", "mp3"], Form()] = "wav",
 ) -> Response:
-    """French speech to English speech. The English text is in the header `X-Text`, percent-encoded."""
+    """Translate French speech into English speech. The header `X-Text` has the English text, percent-encoded."""
     server = server_of(request)
     engine = server.engine(model, Translation)
     result: mmdec.Translation = await server.result(request, engine.job(await _samples(server, file)))

@@ -1,6 +1,6 @@
-"""The requests that wait, and the threads that decode them. Requests with equal options are decoded as one batch.
+"""The queue of waiting requests, and the threads that decode them. Requests with equal options form one batch.
 
-One thread decodes by default. If a server has several, a batch is divided between them. This file knows nothing of
+One thread decodes by default. If a server has several, a batch is divided between them. This file is independent of
 HTTP. A job's events go to the event loop of the handler that waits for the job. `Metrics` counts the work, in the form
 that Prometheus reads: https://prometheus.io/docs/instrumenting/exposition_formats.
 """
@@ -129,8 +129,9 @@ class Job:
         """
         self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
         self.gone = False  # whether the client has gone; then the engine ends the row
-        self.streams = False  # whether the client reads text as it is accepted
-        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # ("text", str)..., last "result" or "error"
+        self.streams = False  # whether the client gets text while it is decoded
+        # ("text", piece of text or `StreamUpdate`) any number of times, then ("result", ...) or ("error", exception)
+        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
     def tell(self, kind: str, value: Any) -> None:
@@ -162,7 +163,7 @@ class Gone:
 
 @final
 class Worker:
-    """The waiting jobs and the threads that decode them, the oldest first."""
+    """Keeps the waiting jobs and runs the threads that decode them, the oldest first."""
 
     def __init__(self, metrics: Metrics, decoders: int = 1) -> None:
         """decoders: number of threads; each decodes one batch at a time."""
@@ -186,7 +187,7 @@ class Worker:
             self._changed.notify_all()
 
     def drop(self, job: Job) -> None:
-        """Give up a job that nobody waits for. It is not begun, or its row ends early."""
+        """Mark a job that nobody waits for any more: if it still waits, it is removed, else its row ends early."""
         with self._changed:
             job.gone = True
             if job in self._waiting:
@@ -203,7 +204,7 @@ class Worker:
         return sum(self.waiting()) * self._pace / len(self._threads)
 
     def close(self) -> None:
-        """Decode what waits, then end. Returns when all is done."""
+        """Decode all waiting jobs, then end the threads. Returns when they have ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -232,7 +233,7 @@ class Worker:
                 self._decoding = [job for job in self._decoding if job not in jobs]
 
     def _next(self) -> Sequence[Job]:
-        """Wait for jobs, and take the oldest one with jobs to decode together. Empty when closed and all is done."""
+        """Wait for jobs; take the oldest and those that are decoded with it. Empty once closed and no job waits."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -244,7 +245,7 @@ class Worker:
     def _batch(self, first: Job) -> Sequence[Job]:
         """Take this thread's share of the first job and the jobs that may be decoded with it. Empty if other threads
         took them meanwhile."""
-        if self._last > 1 and not self._closed:  # clients that came together often return together
+        if self._last > 1 and not self._closed:  # clients of one batch often send the next requests together
             self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
         alike = self._alike(first)
         self._last = max(len(alike), 1)

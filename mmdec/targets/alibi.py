@@ -1,9 +1,9 @@
 """ALiBi: positions enter attention as a bias that layers add to their scores.
 
-transformers' models compute one bias for each head and cache column: they take a token's column for its position. In a
-draft the two differ: sibling nodes share a position, and rows end at different columns. So a draft's pass gets no mask,
-and the model makes bias and mask as for plain text. Before each layer, a hook replaces both: each column gets the bias
-of its own position, and the mask hides the columns that a node must not see.
+transformers' models compute one bias for each head and cache column: they assume that a token's column is its position.
+In a draft the two differ: sibling nodes share a position, and rows end at different columns. So a draft's pass gets no
+mask, and the model makes bias and mask as for plain text. Before each layer, a hook replaces both: each column gets the
+bias of its own position, and the mask hides the columns that a node must not see.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def has_alibi(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
-    """Let passes over a draft, called without a mask, attend by this tree and its nodes' positions.
+    """In this context, passes that are called without a mask use the tree's mask and its nodes' positions.
 
-    The hooks stay on the model. Outside the context, and in other threads, they do nothing.
+    Hooks do this. They stay on the model, but do nothing outside the context and in other threads.
     """
     with _installing:
         for layer, name in list(_layers(model)):
@@ -65,10 +65,10 @@ class TreeBias:
         mask: Tensor = kwargs["attention_mask"]  # (B or 1, H or 1, N, S + N), which may hold the bias, too
         places = _places(tree)
         rows, columns = places.shape
-        shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # of the last node, which sees all columns
+        shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # the last node's mask: it sees all columns
         hidden = True if shown.dtype == torch.bool else torch.finfo(shown.dtype).min
         shown = torch.where(tree.additive < 0, hidden, shown)
-        if bias.shape[-1] != columns:  # made for the longest text: its last entry is for the text's last position
+        if bias.shape[-1] != columns:  # the bias is for the longest text: its last entry is for the last position
             places = places + bias.shape[-1] - 1 - places.amax(1, keepdim=True)
         each = bias.reshape(-1, self.heads, 1, bias.shape[-1])
         made = _by_place(each.expand(rows, -1, -1, -1), places)

@@ -44,8 +44,8 @@ def attend(
     heads, D), and None in place of an attention map.
 
     trees: the masks of a pass over a draft, one for each kind of layer.
-    options: the other arguments that transformers passes to attention; only dropout, is_causal and s_aux (Hq,), the
-        heads' sinks, have an effect.
+    options: transformers' other arguments. Only dropout, is_causal and s_aux, the attention sinks (query heads,), have
+        an effect.
     """
     dropout, is_causal, sinks = options.get("dropout", 0.0), options.get("is_causal"), options.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -1,13 +1,13 @@
 """A key-value cache that can roll back drafts: transformers' DynamicCache with its tensors in larger pools.
 
-Stock layers copy all their columns at every step. Here a step writes its own columns and exposes a view; accepting a
-path moves a few columns of all layers at once. The layers remain compatible with transformers, so a cache given by a
-caller works after the run.
+transformers' own layers copy all their columns at every step. Here a step writes only its new columns and exposes a
+view; accepting a path moves a few columns of all layers at once. The layers remain compatible with transformers, so a
+cache given by a caller works after the run.
 
 `RowLayout` says where the rows of a batch lie in a cache. A row's own columns are contiguous, from its start (after
 left padding) to its end. A pass appends the tree's N columns at the shared end S, that of the longest row. Accepted
-columns then move to the row's own end, and the others are dropped. So no holes accumulate, and at batch 1 the likeliest
-path needs no moves. Columns between a row's end and S are masked.
+columns then move to the row's own end, and the others are dropped. So no unused columns accumulate, and at batch 1 the
+likeliest path needs no moves. Columns between a row's end and S are masked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEP = 4096  # a full pool doubles its width, but grows by at most this number o
 class GrowingLayer(DynamicLayer):
     """One layer's keys and values (B, H, S, D): views of pools.
 
-    If other code replaces `keys`, the layer behaves as a stock layer from then on.
+    If other code replaces `keys`, the layer behaves as transformers' `DynamicLayer` from then on.
     """
 
     def __init__(self, store: KVPool) -> None:
@@ -47,14 +47,14 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def hold(self, states: Tensor, is_keys: bool) -> None:
-        """Expose the pool's first columns, states (B, H, S, D), as this layer's keys (or values)."""
+        """Set this layer's keys (`is_keys`) or values to `states` (B, H, S, D), a view of the pool's first columns."""
         if is_keys:
             self.keys = self.shown = states
         else:
             self.values = states
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a copy be a stock layer, because pools belong to a run."""
+        """Make a copy of this layer one of transformers' own layers, because pools belong to a run."""
         return stock_layer, (cast(Tensor, self.keys).contiguous(), cast(Tensor, self.values).contiguous())
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -77,8 +77,8 @@ class Kind:
     """Keys or values of several layers with the same shape and dtype, which share one pool."""
 
     members: tuple[tuple[int, bool], ...]  # for each part of the pool: (layer index, True for keys or False for values)
-    heads: int
-    size: int
+    heads: int  # number of key heads
+    size: int  # numbers in one head's key or value
     dtype: torch.dtype
     device: torch.device
 
@@ -103,10 +103,11 @@ class Memory(Protocol):
 
 @final
 class KVPool:
-    """Holds a run's cache once the prompt was read: the columns of all layers in pools (2 * layers, B, H, C, D)."""
+    """Holds a run's key-value cache after the prompt's pass, in pools (members, B, H, C, D): one for each `Kind`."""
 
     def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
-        """Move the cache's keys and values into pools. memory: provides the pools; None: allocate."""
+        """Move the cache's keys and values into pools. memory: provides the pools; None: they are allocated. Raises
+        InputError for a cache from which drafts cannot be removed."""
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
@@ -154,7 +155,8 @@ class KVPool:
             self._hand_out()
 
     def show(self, firsts: Sequence[int]) -> None:
-        """Hide in layer i the columns before `firsts[i]`, which lie outside its window, from passes until `crop`."""
+        """Hide the columns before `firsts[i]`, which lie outside the window of layer i, from this layer's passes, until
+        `crop` is called."""
         for index, layer in self._living():
             layer.first = firsts[index]
 
@@ -170,8 +172,8 @@ class KVPool:
                     layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the columns `columns[r]` of row r, its accepted tokens, to column `begins[r]` and behind, so that they
-        follow its text without gaps; then drop all columns from `length` on."""
+        """Move row r's accepted columns, `columns[r]`, to the columns from `begins[r]` on, so that they follow its text
+        without gaps. Then drop all columns from `length` on."""
         for pool in self._pools:
             kv_gather(pool, columns, begins)
         self.crop(length)
@@ -211,7 +213,7 @@ class KVPool:
 
 
 def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
-    """Make a stock layer of transformers with these keys and values."""
+    """Make one of transformers' own cache layers with these keys and values (B, H, S, D)."""
     layer = DynamicLayer()
     layer.lazy_initialization(keys, values)
     layer.keys, layer.values = keys, values
@@ -309,7 +311,7 @@ class RowLayout:
         return columns, begins
 
     def select(self, live: Sequence[int]) -> None:
-        """Keep only the rows with indices `live`, those whose text has not ended, in that order."""
+        """Keep only the rows with indices `live` (K,), those whose text has not ended, in that order."""
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]
@@ -324,7 +326,8 @@ def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
 
 
 def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
-    """Find whether node j is i or above i: (B, N, N) bool on the CPU. parents: of each node, -1 for the root."""
+    """Return (B, N, N) bool on the CPU: [b, i, j] is True if node j is node i or its ancestor. parents: for each row,
+    the parent of each node, -1 for the root."""
     size, seen = len(parents[0]), []
     for links in parents:
         above = [bytearray(size)]

@@ -113,8 +113,8 @@ class TextPrompt:
         return cls(ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, holes)
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
-        """The run's cache: the given one if the batch has one row without holes, else a copy that leaves it
-        unchanged. All of its layers keep every column."""
+        """Return the run's cache: the given one if there is one row without padding between its tokens, else a copy of
+        it, or a new one. All layers of the run's cache keep every column."""
         cache = self.cache
         if cache is not None and (cache.layers or has_states(config)):
             kinds = [
@@ -161,7 +161,7 @@ class TextPrompt:
 
 
 def _check_given(cache: Any) -> None:
-    """Raise InputError for a caller's cache from which drafts cannot be taken back."""
+    """Raise InputError for a caller's cache from which rejected drafts cannot be removed."""
     if isinstance(cache, EncoderDecoderCache):
         raise InputError(f"`{CACHE}` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
     check_cache(cache)
@@ -187,7 +187,7 @@ class DecoderSession:
     cache: Cache
     store: KVPool | StateStore
     rows: RowLayout
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     offsets: Tensor | None = None  # (3, B): position on each axis minus the place in the text; None: one axis
     fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: it is not used
     gaps: Gaps | None = None  # padding between a row's tokens, which a layer's window counts; None: there is none
@@ -201,18 +201,18 @@ class Prompt:
     text: TextPrompt
     positions: Tensor  # (1 or 3 axes, B, F)
     offsets: Tensor | None = None  # (3 axes, B): position minus place in the text, after the prompt; None: one axis
-    visual: Tensor | None = None  # (B, F) bool, True at visual tokens
-    pictures: Tensor | None = None  # (B, P) bool, True at visual tokens of the whole prompt, cached columns included
+    visual: Tensor | None = None  # (B, F) bool, True at placeholders of images, video or sound
+    pictures: Tensor | None = None  # (B, P) bool, the same for the whole prompt, cached columns included
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
-    vision_seconds: float = 0.0
-    summaries: Tensor | None = None  # (images, 2V): mean and deviation of the vision tower's states of each image
+    vision_seconds: float = 0.0  # seconds in the vision tower
+    summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of each image's states (vision tower)
     images: Mapping[str, Any] | None = None  # the caller's inputs with pixels, for a small model that drafts
 
 
 class DecoderTarget(HfTarget, ABC):
     """Scores token trees with a decoder-only model, which is not changed; several runs may share it.
 
-    Layers are counted from 0; -1 is the last one, final norm included.
+    Layers are counted from 0. Layer -1 stands for the last hidden states, after the final norm.
     """
 
     refused_outputs: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states")
@@ -278,9 +278,9 @@ class DecoderTarget(HfTarget, ABC):
             the cache, a DynamicCache, empty or with the first columns (then the mask's length must show whether
             the ids are the whole text or only its new part).
         needs: what the drafter reads.
-        Returns: session, context, draft and scores, as for `mmdec.types.Target`.
-        A given cache is filled during the run if the batch has one row without holes; otherwise it is only read: see
-        `extend`.
+        Returns: session, context, draft and scores, as for `mmdec.types.Target`. Raises: InputError for wrong inputs.
+        A given cache is filled during the run if the batch has one row without padding between its tokens; otherwise it
+        is only read: see `extend`.
         """
         check_layers(needs, self.layers)
         if needs.memory:
@@ -313,7 +313,7 @@ class DecoderTarget(HfTarget, ABC):
     def read(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
         """Run whole texts once, without a cache, as training of drafters does. inputs, needs: as for `prefill`.
 
-        Returns: what `prefill` gives a drafter, so that a network is trained on what it will read.
+        Returns: the context that `prefill` would give a drafter: a network is trained on the inputs that it gets later.
         """
         check_layers(needs, self.layers)
         prompt = self._read(inputs)
@@ -444,8 +444,8 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
-        """Read the last `lacking` tokens of a row, which the run did not read, into the caller's cache. columns: number
-        of columns of the prompt."""
+        """Run the model over the last `lacking` tokens of the only row, so that the caller's cache holds their columns.
+        columns: number of columns of the prompt."""
         cache, mask, given = inputs[CACHE], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns

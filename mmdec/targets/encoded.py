@@ -34,13 +34,14 @@ class EncodedPrompt:
     encoded: Any  # the encoder's output, whose first part holds its states (B, S, H)
     encoder_mask: Tensor | None  # (B, T) mask of the encoder's inputs
     mask: Tensor  # (B, P) bool, False at padding of `ids`
-    mask_given: Tensor | None  # the caller's mask of `ids`; None: it gave none
+    mask_given: Tensor | None  # (B, P) the caller's mask of `ids`; None: there was none
     positions: Tensor  # (B, P) of `ids`
     holes: bool  # whether a row has padding after its first token
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
-        """Check a prompt's inputs. most: columns; None: unlimited. columns: whether positions count padding, too."""
+        """Check a prompt's inputs. most: maximum columns of `input_ids`; None: unlimited. columns: whether positions
+        count padding, too. Raises InputError."""
         unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
         ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
         if unknown or not isinstance(ids, Tensor) or encoded is None:
@@ -79,7 +80,7 @@ class EncodedSession:
     cache: EncoderDecoderCache
     encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some its mask
     encoder_mask: Tensor | None  # (B, T) of the encoder's inputs
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     prompt: Tensor  # (B, P) positions of the first columns, once padding inside the prompt is removed
     rows: RowLayout
     reader: Any  # runs the decoder over drafts; made by the target's `_reader`
@@ -90,8 +91,8 @@ class EncodedSession:
 class EncodedTarget(HfTarget, ABC):
     """Scores token trees with a decoder that reads an encoder's states; several runs may share it.
 
-    Layers are counted from 0; -1 is the last one, final norm included. The attention implementation may be "sdpa" or
-    "eager".
+    Layers are counted from 0. Layer -1 stands for the last hidden states, after the final norm. The attention
+    implementation may be "sdpa" or "eager".
     """
 
     reads_encoder: ClassVar[bool] = True
@@ -112,7 +113,8 @@ class EncodedTarget(HfTarget, ABC):
 
     @abstractmethod
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
-        """Make what runs the decoder over a run's drafts. cache: still empty. layers: whose features are read."""
+        """Make the object that runs the decoder over a run's drafts. cache: the run's, still empty. layers: those whose
+        hidden states the drafter reads."""
 
     @abstractmethod
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
@@ -138,11 +140,13 @@ class EncodedTarget(HfTarget, ABC):
         inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional attention_mask (B, T) of the
             encoder; optional decoder_attention_mask (B, P), padded on the left; optional cache, which must be
             empty. At batch 1 this cache is filled as `generate` would fill it; for larger batches see `output`.
+        needs: what the drafter reads.
+        Returns: session, context, draft and scores, as for `mmdec.types.Target`. Raises: InputError for wrong inputs.
         """
         check_layers(needs, self.layers - (not self.tells_last))
         prompt = EncodedPrompt.of(inputs, self.positions, self.counts_columns)
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
-        # only with one row without holes can the run fill the caller's cache
+        # the run can fill the caller's cache only if there is one row, without padding between its tokens
         own = len(ids) == 1 and not prompt.holes
         cache = (inputs.get(CACHE) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()

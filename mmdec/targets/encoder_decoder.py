@@ -1,9 +1,9 @@
 """Encoder-decoders of transformers as targets: T5, BART, Marian, NLLB, Moonshine, Speech2Text, SeamlessM4T and kin.
 
 Their decoders count positions by columns of the cache, so that the rows of a batch could not grow by different numbers
-of tokens, and the nodes of a tree could not share a depth. A run therefore calls the model through a copy that shares
-all weights (`Twin`), in which the parts that know positions take them from the run: the table of position embeddings
-(BART, Marian, NLLB, Speech2Text, SeamlessM4T), or the bias by distance (T5). Moonshine's decoder takes them as inputs.
+of tokens, and sibling nodes of a tree could not share a position. A run therefore calls the model through a copy that
+shares all weights (`Twin`). Parts of the copy take positions from the run: the table of position embeddings (BART,
+Marian, NLLB, Speech2Text, SeamlessM4T), or the bias by distance (T5). Moonshine's decoder takes positions as inputs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Placed(nn.Module):
         return found
 
     def _look_up(self, count: int, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Call the stock module for the embeddings (count, H) of the first positions. token: fills the row of ids."""
+        """Call the replaced module for the embeddings (count, H) of the first positions. token: the id at each."""
 
         def first(value: Any) -> Any:
             if isinstance(value, (tuple, list)):
@@ -86,7 +86,7 @@ class Twin:
     """A copy of a model, for one run, that shares its weights and takes positions from the run."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Copies the modules that contain the position embeddings, and shares all others."""
+        """Copy the modules that contain the position embeddings, and share all others."""
         decoder = cast(nn.Module, cast(Any, model).get_decoder())
         self.by_inputs = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._placed: _Placed | None = None
@@ -105,7 +105,7 @@ class Twin:
                 same.__dict__["compute_bias"] = partial(self._bias, part)
 
     def _copy(self, path: str) -> nn.Module:
-        """Copy the modules on this path, and return the last."""
+        """Copy the modules along this dotted path, from the model on. Returns the copy of the last one."""
         part = cast(nn.Module, self.model)
         for name in path.split("."):
             child = cast(nn.Module, part._modules[name])
@@ -126,7 +126,8 @@ class Twin:
         self._positions, self._columns = positions, torch.cat([before, positions], 1)
 
     def _bias(self, stock: Any, *lengths: Any, **options: Any) -> Tensor:
-        """Compute T5's bias (B, heads, N, S + N) by the distance from each node to each column. stock: attention."""
+        """Compute T5's bias (B, heads, N, S + N) from each node's distance to each column. stock: the model's attention
+        module."""
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
             farthest = -(-needed // TABLE) * TABLE - 1
@@ -156,7 +157,8 @@ class EncoderDecoderTarget(EncodedTarget):
         super().__init__(model, named or getattr(config, "num_decoder_layers", config.num_hidden_layers), positions)
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a call's inputs: the source's token ids go to `generate`, and to `prefill` for drafters that copy."""
+        """Split a call's inputs. Returns: all of them, for `generate`; and for `prefill` the encoder's token ids and
+        mask, if the decoder has the same vocabulary: some drafters copy them. Raises InputError for a wrong mask."""
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         main = str(self.model.main_input_name)
         source = inputs[main]
@@ -169,7 +171,7 @@ class EncoderDecoderTarget(EncodedTarget):
         return dict(inputs), {SOURCE: (ids, mask)} if shared else {}
 
     def _shares_tokens(self) -> bool:
-        """Return whether a token of the source is the same token in the target's text."""
+        """Return whether encoder and decoder share their token embeddings, so that an id means the same in both."""
         source = getattr(cast(Any, self.model).get_encoder(), "embed_tokens", None)
         own = getattr(self.decoder, "embed_tokens", None)
         return source is not None and own is not None and source.weight.data_ptr() == own.weight.data_ptr()

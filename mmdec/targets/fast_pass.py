@@ -57,7 +57,7 @@ def columns_for(count: int) -> int:
 
 @final
 class SlotLayer(DynamicLayer):
-    """The keys and values of one layer in a `Slot`. A pass writes its own into the last columns."""
+    """The keys and values of one layer in a `Slot`. A pass writes its new keys and values into the last columns."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class FastRun:
         weakref.finalize(self, passes.give_back, self._slots)
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """Return key-value pools for `rows` rows and at least `length` columns, from a slot, as `Memory` asks."""
+        """Return key-value pools for `rows` rows and at least `length` columns, from a slot; see `Memory.pools`."""
         slot = self._slots[-1] if self._slots else None
         if slot is None or slot.rows != bucket(rows) or slot.columns < length:
             slot = self._passes.take(kinds, bucket(rows), columns_for(length + ROOM), self._encoder)
@@ -295,7 +295,7 @@ _passes: weakref.WeakKeyDictionary[PreTrainedModel, FastPass] = weakref.WeakKeyD
 
 
 def _state(model: PreTrainedModel) -> tuple[object, ...]:
-    """Make a key of all that a captured graph depends on: the weights' addresses, the attention implementation."""
+    """Return what a captured graph depends on: the attention implementation, and each weight's address and dtype."""
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     tensors = (*model.parameters(), *model.buffers())
     return attention, *((tensor.data_ptr(), tensor.dtype) for tensor in tensors)
@@ -351,7 +351,7 @@ def captures(device: torch.device) -> bool:
 
 
 def capture(run: Run, inputs: Sequence[Tensor]) -> Graph:
-    """Capture one call and replay it once. Raises RuntimeError if the call cannot be captured."""
+    """Capture one call as a CUDA graph, without running it. Raises RuntimeError if the call cannot be captured."""
     device = inputs[0].device
     before, graph = torch.cuda.memory_reserved(device), torch.cuda.CUDAGraph()
     # replays may happen outside of inference mode; other threads may allocate meanwhile

@@ -49,7 +49,7 @@ class HfTarget(Target, Protocol):
 
     @property
     def name(self) -> str:
-        """Names the model's source and a digest of its weights."""
+        """Return a name made of the model's source and a digest of its weights."""
         return model_name(self.model)
 
     @property
@@ -71,8 +71,8 @@ class HfTarget(Target, Protocol):
         ...
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """List why only transformers' own loop gives what a call asks for, as sentences without a full stop. inputs:
-        those that `generate` prepared."""
+        """List the reasons why only transformers' own loop can do this call, as sentences without a full stop; empty if
+        mmdec's can. inputs: those that `generate` prepared."""
         return []
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
@@ -97,7 +97,8 @@ class HfTarget(Target, Protocol):
 
 
 def hooked(module: nn.Module) -> bool:
-    """Return whether the module has hooks or a replaced `forward`. transformers' recorders and ours do not count."""
+    """Return whether the module has hooks or a replaced `forward`. Hooks of mmdec and of transformers' recorders do not
+    count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     inert = (RECORDERS, __name__, TreeBias.__module__)
     return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
@@ -187,7 +188,7 @@ def source_folder(model: PreTrainedModel) -> Path | None:
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """Names the model's source and a digest of its weights."""
+    """Return a name: the last part of the model's folder or hub id (or its class), and a digest of its weights."""
     return f"{Path(source_of(model)).name or type(model).__name__}-{fingerprint(model)}"
 
 
@@ -212,7 +213,7 @@ def check_attention(config: Any) -> None:
 
 
 def shallow(module: N) -> N:
-    """Copy a module that shares parameters, buffers and submodules; its attributes and hooks may be changed."""
+    """Copy a module. The copy shares parameters, buffers and submodules, but has its own attributes and hooks."""
     same = object.__new__(type(module))
     same.__dict__ = dict(module.__dict__)
     same.__dict__["_modules"] = dict(module._modules)

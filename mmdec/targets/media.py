@@ -73,7 +73,7 @@ class Encoded:
     lengths: list[int]  # number of visual tokens of each image or video
     output: Any  # the same in the form in which the language model reads it
     deep: list[Tensor] = field(default_factory=list)  # (T, H) that DeepStack adds to each of the first layers
-    summaries: Tensor | None = None  # (images, 2V): the tower's last states, mean and deviation over an image's patches
+    summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of the tower's last states over patches
 
     @classmethod
     def of(cls, output: Any) -> Encoded:
@@ -107,7 +107,7 @@ class VisionInputs:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], rows: int) -> VisionInputs:
-        """Check the inputs of images, from a processor's output or from `generate`. rows: number of rows of token ids.
+        """Check inputs of images and videos, a processor's or `generate`'s. rows: number of rows of token ids.
 
         Raises: InputError if the pixels are malformed.
         """
@@ -193,12 +193,14 @@ class VisionInputs:
 
 
 def _uncut(holders: Tensor, lengths: list[int]) -> bool:
-    """Return whether each image lies within one row. holders: (B, P), True at placeholders. lengths: images' tokens."""
+    """Return whether no image is divided between rows. holders: (B, P) bool, True at placeholders. lengths: number of
+    visual tokens of each image."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
 
 
 def _summaries(output: Any, images: int) -> Tensor | None:
-    """Compute mean and deviation, (images, 2V), of states (images, patches, V) of LLaVA 1.5; None for other towers."""
+    """Compute mean and deviation, (images, 2 * width), of states (images, patches, width) of LLaVA 1.5's vision tower;
+    None for other towers."""
     states = output.get("last_hidden_state")
     if states is None or states.dim() != 3 or len(states) != images:
         return None
@@ -262,7 +264,8 @@ def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
 
 
 def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
-    """Compute the positions (3, B, P) of ids (B, P) by the model's own function."""
+    """Compute the positions (3, B, P) of ids (B, P) by the model's `get_rope_index`. Raises InputError if the images'
+    inputs do not fit the ids."""
     types, known = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
     copies = len(ids) // vision.rows
     options = {name: vision.inputs[name] for name in GRIDS if name in vision.inputs}
@@ -353,13 +356,14 @@ class MediaTarget(DecoderTarget):
         return inputs.get(HELD) or VisionInputs.of(given, len(ids) if isinstance(ids, Tensor) else 1)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Prepare inputs as for a language model, plus one with the run's images and the vision tower's outputs."""
+        """Prepare inputs as for a language model, and one more: the run's `VisionInputs`."""
         prepared = dict(super().prepare_inputs(ids, config, inputs))
         seen = self._seen({**prepared, "input_ids": ids})
         return {name: value for name, value in prepared.items() if name not in self._vision} | {HELD: seen}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Count the positions of each row's prompt. With three axes, an image takes its longer side in tokens."""
+        """Count the positions of each row's prompt. With three axes, an image takes as many as its longer side has
+        tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in self._vision}

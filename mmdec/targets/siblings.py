@@ -22,11 +22,11 @@ from mmdec.types import Draft, Needs, Verdict
 
 # maximum error, relative to the largest logit: float32 noise is below 4e-5, quantised activations exceed 2e-2
 BOUND = 1e-3
-NOISE = 32  # rounding steps of the model's precision; if larger (half precision), they are the maximum error
+NOISE = 32  # maximum error in rounding steps of the model's precision, where this is more than BOUND (half precision)
 # torch's setting for float32 products -> rounding step, if a caller lowered the precision
 PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
-PATH = (0, 1, 3, 6)  # the nodes of the tree's path that is compared, from the root down
+PATH = (0, 1, 3, 6)  # the nodes whose scores are compared: a path from the root down
 CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes for a target whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
 ROWS = 8  # with one row, a tiny quantised model may show no difference; with 8 rows, at least 5 of 32 scores differed
@@ -80,7 +80,7 @@ def _kinds(model: nn.Module) -> frozenset[type]:
 
 @cache
 def _is_plain(kind: type) -> bool:
-    """Return whether a layer or weight of this class processes each token independently."""
+    """Return whether this is a plain class of torch or transformers, which does not quantise activations."""
     if kind in (Tensor, nn.Parameter, type(None)):
         return True
     return kind.__module__.startswith(OWN) and not kind.__module__.startswith(QUANTISED)
@@ -122,7 +122,7 @@ def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:
 
 
 def _plain_tokens(model: PreTrainedModel, target: HfTarget) -> Tensor:
-    """List the tokens that are neither image placeholders nor end-of-text tokens."""
+    """List the tokens that the configuration does not name as special (placeholders, end-of-text and others)."""
     special: set[int] = set()
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for name, value in vars(config).items():

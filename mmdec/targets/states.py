@@ -49,7 +49,7 @@ class States(LinearAttentionLayer):
     """One layer's states. A pass makes new states, and the old ones remain until `keep` chooses between them."""
 
     def _take(self, given: LinearAttentionLayer) -> None:
-        """Continue with the states of a layer."""
+        """Take over the states and settings of a cache layer of transformers."""
         LinearAttentionLayer.__init__(self, given.number_of_states)
         for name in vars(self).keys() & vars(given).keys():
             if name not in ("keys", "values"):
@@ -58,7 +58,7 @@ class States(LinearAttentionLayer):
         self.before: tuple[dict[int, Any], dict[int, Any]] = {}, {}
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Set new states without overwriting the old ones, as a stock layer would."""
+        """Set new states. The old ones are not overwritten, as transformers' own layer would do."""
         old = self.recurrent_states[state_idx]
         if old is None:
             return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
@@ -66,8 +66,8 @@ class States(LinearAttentionLayer):
         return recurrent_states
 
     def begin(self, steps: bool) -> None:
-        """Prepare for a pass, which `keep` ends. steps: whether the pass reads token by token: some models then write
-        into the old states, so these are copied."""
+        """Prepare for a pass; `keep` must be called after it. steps: whether the pass reads token by token. Some models
+        then write into the old states, so these are copied."""
         self.before = dict(self.conv_states), self.recurrent_states
         self.record_past = True  # transformers' own switch: inputs of convolutions are appended, not rolled over
         self.recurrent_states = {
@@ -155,8 +155,8 @@ def release(cache: DynamicCache) -> None:
 
 @final
 class StateStore:
-    """Holds the cache of a run of a model with states: states, keys and values, and each row's backlog: accepted tokens
-    that the kept states have not read."""
+    """Holds the cache of a run with a model that has states: the states, keys and values, and each row's backlog, the
+    accepted tokens that its states do not include yet."""
 
     def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
         """steps: whether passes read token by token and so write into the states.
@@ -216,13 +216,13 @@ class StateStore:
         self._keep(rows, read)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values, if any, of the columns `columns[r]` of row r to column `begins[r]` and behind; then
+        """Move the keys and values, if any, of row r's columns `columns[r]` to the columns from `begins[r]` on. Then
         drop all columns from `length` on."""
         if self.pool is not None:
             self.pool.commit(columns, begins, length)
 
     def show(self, firsts: Sequence[int]) -> None:
-        """Hide in layer i the keys and values before column `firsts[i]` from the next pass: its window hides them."""
+        """In the next pass, hide layer i's keys and values before column `firsts[i]`, which lie outside its window."""
         if self.pool is not None:
             self.pool.show(firsts)
 
@@ -293,7 +293,8 @@ def has_states_alone(config: PreTrainedConfig) -> bool:
 
 
 def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
-    """Name the arguments of a pass for a cache and positions (B, N) as the model's `forward` does."""
+    """Return a pass's arguments for a cache and positions (B, N), by their names in the model's `forward`. If it has no
+    argument for positions, they are left out."""
     names = inspect.signature(model.forward).parameters
     named = {STATE_CACHE if STATE_CACHE in names else CACHE: cache}
     return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
@@ -318,7 +319,8 @@ def cached_columns(cache: DynamicCache) -> int:
 
 @final
 class Projected(nn.Module):
-    """Replaces a projection that has run already, and returns its states (B, N, D) column by column."""
+    """Replaces a projection that has run already: each call returns the next column of its output, `states` (B, N,
+    D)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -362,7 +364,7 @@ class DraftReader:
         self.model = cast(PreTrainedModel, self._copied(model, {}) or model)
 
     def continued(self, cache: DynamicCache) -> PreTrainedModel:
-        """Choose the model that reads tokens behind a cache: the copy, if the model's own scans cannot continue from
+        """Choose the model that reads the tokens after a cache: the copy, if the model's own scans cannot continue from
         the cache's states."""
         states = any(isinstance(layer, LinearAttentionLayer) and layer.has_previous_state[0] for layer in cache.layers)
         return self.model if self.steps and states else self._own
@@ -374,7 +376,8 @@ class DraftReader:
             scan.chunk_size = min(size, most)
 
     def _copied(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
-        """Copy a module that has a scan inside; None if it has none. done: id of a part -> its copy, so far."""
+        """Copy a module that contains a scan; None if it contains none. done: copies made so far, by the id of the
+        original module."""
         if id(part) in done:
             return done[id(part)]
         below = {name: self._copied(child, done) for name, child in part._modules.items() if child is not None}

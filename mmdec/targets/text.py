@@ -1,8 +1,8 @@
 """Decoder-only language models of transformers as targets: Llama, Qwen2, and similar ones.
 
 A drafted run computes hidden states and attentions in passes over trees, and does not keep them. If a call asks for
-them, the finished text is read again: its prompt in one pass, as stock does, and its new tokens in a second one, whose
-columns are the steps.
+them, the model reads the finished text again: the prompt in one pass, as in transformers' loop, and the new tokens in a
+second one, which has a column for each decoding step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TextTarget(DecoderTarget):
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the inputs of `prefill` as `DecoderTarget` does, with the outputs that the configuration asks for."""
+        """Make the inputs of `prefill` as `DecoderTarget` does, without `FLAGS`: `output` adds what they ask for."""
         given = {name: value for name, value in inputs.items() if name not in FLAGS}
         return super().prepare_inputs(ids, config, given)
 
@@ -98,7 +98,7 @@ class TextTarget(DecoderTarget):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """Make the output that `generate` returns, with hidden states and attentions if asked for; see `HfTarget`."""
+        """Do what `HfTarget.output` does; add hidden states and attentions if `config` asks for them."""
         found = super().output(inputs, sequences, lengths, config, scores, logits)
         if kinds := wanted(config):
             text = TextPrompt.of({**inputs, CACHE: None})
@@ -141,11 +141,11 @@ def wanted(config: GenerationConfig) -> list[str]:
 def step_outputs(
     model: PreTrainedModel, sequences: Tensor, mask: Tensor | None, positions: Tensor, kinds: list[str]
 ) -> dict[str, Steps]:
-    """Read a finished text again.
+    """Run the model over a finished text again, to compute hidden states and attentions.
 
-    sequences: (B, L) prompts and new tokens. mask: (B, P), the prompts'; None: nothing is masked. positions: (B, P).
+    sequences: (B, L) prompts and new tokens. mask, positions: (B, P), the prompts'; mask None: nothing is masked.
     kinds: which of `KINDS` to return.
-    Returns: by kind, what stock `generate` returns under that name: the first step is the prompt's.
+    Returns: by kind, what transformers' `generate` returns under that name: the first step is the prompt's.
     """
     columns, windows = positions.shape[1], Windows.of(model.config)
     flags, cache = {f"output_{kind}": True for kind in kinds}, DynamicCache(config=model.config)
@@ -190,7 +190,8 @@ def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int 
 
 
 def _row(attention: Tensor | None, step: int, columns: int, window: int | None) -> Any:
-    """Cut one step's map (B, H, 1, S) out of attention (B, H, N, S) of all steps. columns: the prompt's number."""
+    """Cut one step's map (B, H, 1, S) out of attention (B, H, N, S) of all steps. columns: number of columns of the
+    prompt. window: number of columns that a step sees; None: all."""
     if attention is None:  # only "eager" attention gives maps
         return None
     past = columns + step if window is None else min(columns + step, window - 1)

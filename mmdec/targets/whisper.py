@@ -67,7 +67,7 @@ class WhisperTarget(EncodedTarget):
 
     @property
     def name(self) -> str:
-        """Name the model's source, a digest of its weights, and modes that change a pass's time (int8, together)."""
+        """Return the name of the model and its weights, with the modes that change a pass's time (int8, together)."""
         return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
@@ -114,7 +114,8 @@ class WhisperTarget(EncodedTarget):
         return states
 
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
-        """Make a decoder that scores drafts with less Python overhead; None if the model does not allow it."""
+        """Make a decoder that scores drafts with less Python overhead. Returns None if it cannot replace the model's
+        decoder, or if the drafter reads other layers than -1."""
         decoder, states = self.model.model.decoder, prompt.encoded[0]
         if set(layers) - {-1} or not FastDecoder.fits(decoder):
             return None
@@ -194,8 +195,8 @@ def generate_processors(
 
 @contextmanager
 def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]:
-    """Restore the model's attention implementation at the end: `generate` with word timestamps sets "eager" and leaves
-    it."""
+    """Restore the model's attention implementation at the end of the block: `generate` with word timestamps sets it to
+    "eager"."""
     before = model.config._attn_implementation or "sdpa"
     try:
         yield
@@ -205,7 +206,7 @@ def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]
 
 @contextmanager
 def without_own_warnings() -> Iterator[None]:
-    """Suppress warnings about arguments that `generate` (5.23) itself passes to each window."""
+    """Suppress the warnings of transformers (5.23) about arguments that its own `generate` passes for each window."""
     log = logging.getLogger("transformers.generation.utils")
 
     def drop(record: logging.LogRecord) -> bool:  # one for each call, so that a thread removes only its own filter

@@ -2,9 +2,9 @@
 
 The copies share the model's weights. A call changes nothing that other threads see.
 
-The encoder may run over the sound and a margin, instead of always 30 s. This is not the stock model: the decoder was
-trained on windows of 30 s, and a shorter one gives other states. Silence after the sound tells the decoder where to
-end; without it, the decoder repeats itself. `runs_away` recognises that.
+The encoder may run over the sound and a margin, instead of always 30 s. This changes results: the model was trained on
+windows of 30 s, and a shorter one gives other states. Silence after the sound shows the decoder where to end; without
+it, the decoder repeats itself. `runs_away` recognises that.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from mmdec.targets.whisper_together import Together
 FRAMES = 100  # frames of features in a second
 STEP = FRAMES  # lengths are whole seconds, so that few shapes occur
 TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # more than 12 tokens a second, plus 24, cannot be speech
-COMPRESSIBLE = 1.35  # Whisper's own threshold of the compression ratio, in tokens
+COMPRESSIBLE = 1.35  # maximum compression ratio of the token ids' bytes: Whisper's own threshold
 SOUND = "sound"  # attribute of an encoder's output that holds the features which the encoder read
 
 
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
     """Return whether a copy of the decoder may use another attention implementation than the model.
 
-    A `forward` that was replaced on a module belongs to that module, and reads its settings.
+    It may not if a module's `forward` was replaced: that function reads the settings of the original module.
     """
     return not any("forward" in vars(module) for module in model.model.decoder.modules())
 
@@ -74,10 +74,11 @@ def encoding_once(
     of the encoder are not returned.
 
     on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
-    own_config: whether `generate` may set the attention of this object (to "eager", for words) apart from the model's.
+    own_config: whether the copy has its own configuration, so that `generate` may set its attention (to "eager", for
+        word timestamps) without changing the model.
     margin: of a single window the encoder reads the sound and this many seconds after it; None: all of the window.
     together: runs the encoder's passes; None: they run in this thread.
-    Returns: the model, and its encoder's forward.
+    Returns: the copy, and the object that replaces its encoder's `forward`.
     """
     outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
     for name in HOOK_TABLES:
@@ -177,9 +178,10 @@ class RememberingEncoder:
 
 
 def context_frames(features: Tensor, margin: float) -> int:
-    """How many frames of a window (1, mels, T) to read: those up to the last sound and a margin in seconds.
+    """Return how many frames of a window (1, mels, T) to encode: those up to the last sound, and `margin` seconds more,
+    rounded up to whole seconds.
 
-    Padding is what equals the window's last frame, so that the digital silence that ends a recording counts as padding.
+    Frames equal to the window's last one are padding, so that the digital silence that ends a recording counts as such.
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
     heard = int(sounds[-1]) + 1 if len(sounds) else 0
@@ -189,7 +191,7 @@ def context_frames(features: Tensor, margin: float) -> int:
 def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
     """Encode the first `frames` frames of features (B, mels, T) as states (B, S, H), S = frames / 2.
 
-    Stock layers run without the overhead of a stock pass, and in float32 on a CPU by oneDNN.
+    transformers' own layers run without the overhead of their `forward`, and in float32 on a CPU by oneDNN.
     """
     x = gelu(encoder.conv1(features[..., :frames]))
     x = gelu(encoder.conv2(x)).transpose(1, 2)
@@ -215,7 +217,7 @@ def _stock(layer: nn.Module) -> bool:
 
 
 def _through(layer: Any, x: Tensor) -> Tensor:
-    """Run a stock layer over x (B, S, H)."""
+    """Run one of transformers' own encoder layers over x (B, S, H)."""
     own, y = layer.self_attn, layer.self_attn_layer_norm(x)
     parts = (_linear(own.q_proj, y) * own.scaling, _linear(own.k_proj, y), _linear(own.v_proj, y))
     heads = (part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts)
@@ -247,6 +249,6 @@ def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
 
 
 def ends(tokens: Sequence[int], config: Any) -> bool:
-    """Return whether a text has its end token; without it, `generate` has cut the text off."""
+    """Return whether a text ends with an end-of-text token. If not, `generate` has cut the text off."""
     end = config.eos_token_id
     return bool(tokens) and tokens[-1] in (end if isinstance(end, (list, tuple)) else [end])

@@ -1,8 +1,8 @@
-"""A fast path for drafts through Whisper's decoder: its own layers, without the overhead of a stock pass.
+"""A fast path for drafts through Whisper's decoder: its own layers, without the overhead of transformers' `forward`.
 
 Most of a small decoder's pass is Python overhead: it builds masks that exist already, looks up attention
 implementations, calls dropout that has no effect, and collects outputs that are not needed. Without this overhead a
-draft costs about as much as a single token in the stock loop. The arithmetic is transformers' own, operation by
+draft costs about as much as a single token in transformers' loop. The arithmetic is transformers' own, operation by
 operation; sums of a product may have another order.
 """
 
@@ -57,7 +57,7 @@ class FastDecoder(nn.Module):
 
     @staticmethod
     def fits(decoder: nn.Module) -> bool:
-        """Return whether the decoder has only stock layers without hooks, and attends by "sdpa"."""
+        """Return whether the decoder has only transformers' own layers without hooks, and attends by "sdpa"."""
         if type(decoder) is not WhisperDecoder or decoder.training:
             return False
         if decoder.config._attn_implementation != "sdpa":
@@ -70,9 +70,9 @@ class FastDecoder(nn.Module):
         return stock and all(map(_bare, (decoder, *layers, *attentions)))
 
     def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
-        """Compute keys and values of the encoder's states (B, S, H) and put them into an empty cache, without a copy.
+        """Compute keys and values of the encoder's states (B, S, H) and store them in an empty cache.
 
-        The stock pass copies them twice, and allocation is slow (30 MB for the shipped Whisper).
+        transformers' pass copies them once more, and allocation is slow (30 MB for the shipped Whisper).
         """
         memory = cache.cross_attention_cache
         for index, layer in enumerate(self.layers_of):
@@ -161,7 +161,7 @@ class _Layer:
 
 
 class _Attention:
-    """One attention of a decoder layer. Queries are scaled first, as in the stock layer."""
+    """One attention of a decoder layer. Queries are scaled first, as in transformers' layer."""
 
     def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
         """attend: computes attention of (queries, keys, values, mask). many: whether keys and values are made of many
@@ -194,7 +194,8 @@ class _Attention:
 
 
 def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
-    """Copy each layer's weights to half precision; None if that would change a number, or if a layer has hooks."""
+    """Copy each layer's weights to half precision. Returns None if that would change a weight, or if a projection is no
+    plain linear layer, or has hooks."""
     found = list[dict[str, HalfWeights]]()
     for layer in decoder.layers:
         own, memory = layer.self_attn, layer.encoder_attn
@@ -239,7 +240,8 @@ def _direct(module: Any, many: bool = False) -> Map:
 
 
 def _bare(module: nn.Module) -> bool:
-    """Return whether a module has no hooks."""
+    """Return whether a module has no hooks and no replaced `forward`. The decoder itself may have hooks, because
+    `FastDecoder` calls them."""
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)
 
 

@@ -36,12 +36,12 @@ class _Dropped(BaseException):
 @final
 @dataclass(frozen=True)
 class _Wish:
-    """A result that a job waits for."""
+    """A job's request: a computation whose result the job waits for."""
 
     several: Several  # computes the results of several jobs' parts at once
     part: Any  # this job's own input
     shared: bool  # whether the parts of all jobs are to be computed in one pass
-    apart: bool  # whether it may run in another thread beside passes
+    apart: bool  # whether it may run in another thread, beside decoder passes
     inference: bool  # whether the job runs in inference mode
 
     def run(self, parts: Sequence[Any]) -> Sequence[Any]:
@@ -68,7 +68,7 @@ class _Job(Generic[T]):
         self.later: Future[tuple[Any, float]] | None = None  # the answer that another thread computes
         self.result: T | None = None
         self._error: BaseException | None = None
-        self._answer: tuple[Any, float] = None, 0.0  # result of the last wish, or its exception; seconds that it took
+        self._answer: tuple[Any, float] = None, 0.0  # result of the last request, or its exception; seconds it took
         self._dropped = False
         self._mine, self._callers = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
@@ -76,10 +76,10 @@ class _Job(Generic[T]):
         self._thread.start()
 
     def go_on(self, answer: Any = None, seconds: float = 0.0) -> None:
-        """Let the job run until it wishes for something or ends. Raises its exception.
+        """Let the job run until it makes a request or ends. Raises the job's exception.
 
-        answer: the result of its last wish, or an exception that it raises there. seconds: the job's share of the time
-            that this took.
+        answer: the result of its last request, or an exception, which the job then raises. seconds: the job's share of
+            the time that the request took.
         """
         self._answer = answer, seconds
         self._mine.release()
@@ -94,7 +94,8 @@ class _Job(Generic[T]):
         self._thread.join()
 
     def wait(self, wish: _Wish) -> Any:
-        """Wait in the job's thread until its wish is computed. Returns the result, or raises the wish's exception."""
+        """Wait in the job's thread until its request is computed. Returns the result, or raises the request's
+        exception."""
 
         def wait() -> tuple[Any, float]:
             self.wish = wish
@@ -130,18 +131,21 @@ class Together:
         self._width, self._current = width, threading.local()
 
     def alone(self, function: Callable[[], T], apart: bool = False) -> T:
-        """Let the thread of `run` compute a function's result; called by a job. apart: another thread may do it."""
+        """Called by a job: let the thread of `run` call `function`, and return its result. apart: whether a further
+        thread may call it."""
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
             _Wish(lambda parts: [part() for part in parts], function, False, apart, inference)
         )
 
     def pass_of(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
-        """Return the result of a job's `part` of a pass that jobs share; called by it. several: computes the pass."""
+        """Called by a job: return the result of its `part` of a pass that several jobs share. several: computes the
+        results of all parts."""
         return self._current.job.wait(_Wish(several, part, True, False, torch.is_inference_mode_enabled()))
 
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
-        """Run jobs, and yield the number and the result of each as it ends. Jobs are taken when there is room.
+        """Run each function as a job. Yields a job's number and result when it ends. The next function is taken when
+        fewer than `width` jobs run.
 
         Raises: the exception of a job, after which the others are dropped.
         """
@@ -200,7 +204,7 @@ class Together:
 
 
 def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
-    """Let the jobs go on whose wishes the other thread has computed. Returns: whether there was one."""
+    """Let the jobs go on whose requests the other thread has computed. Returns: whether there was one."""
     done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
     for job, later in done:
         job.later = None
@@ -210,8 +214,8 @@ def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> b
 
 
 def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
-    """Take from the other thread's queue a job whose wish it has not begun, because it is busy with another one. Two
-    encoder passes side by side take less time than one after the other with decoder passes beside them."""
+    """Take a job from the other thread's queue if that thread is busy and has not begun the job's request; else None.
+    Two encoder passes side by side take less time than one after the other with decoder passes beside them."""
     given = [job for job in jobs if job.later is not None]
     if not any(job.later.running() for job in given if job.later is not None):
         return None
@@ -219,7 +223,7 @@ def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
 
 
 def _serve(job: _Job[Any], other: ThreadPoolExecutor | None) -> None:
-    """Compute what a job alone waits for, until it waits for a shared pass or for the other thread, or ends."""
+    """Compute a job's requests until the job waits for a shared pass or for the other thread, or ends."""
     while (wish := job.wish) is not None and not wish.shared:
         if wish.apart and other is not None:
             job.later = other.submit(wish.answer)

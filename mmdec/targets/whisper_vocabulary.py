@@ -1,6 +1,6 @@
-"""Whisper's output layer on a CPU, and half-precision copies of weights (its own, the decoder's) that are read faster.
+"""Whisper's output layer on a CPU, and half-precision copies of its weights and the decoder's, which are read faster.
 
-The product with 51,865 tokens is the most expensive one in a small decoder's pass.
+The product with the embeddings of 51,865 tokens is the most expensive one in a small decoder's pass.
 """
 
 from __future__ import annotations

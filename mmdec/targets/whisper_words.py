@@ -1,4 +1,4 @@
-"""When the tokens of a window are spoken: an alignment to the sound by cross-attention and loudness.
+"""Finds when each token of a window is spoken: aligns tokens to the sound by cross-attention and loudness.
 
 transformers' `token_timestamps` give each token one time, the moment at which attention moves on; pauses belong to the
 word before them. Here each token gets a start and an end. One path through the window's frames takes each token in
@@ -27,15 +27,15 @@ HALF = 0.45  # on that scale from silence (0) to speech (1), the loudness at whi
 SMOOTH = 5  # frames of the features over which loudness is averaged
 GAP = 4.0  # score of a silent frame for a gap between words, in standard deviations of attention
 WIDTH = 7  # width in frames of the median filter over attention
-LATE = 25  # frames by which speech may outlast the timestamp behind it
+LATE = 25  # maximum frames (states) by which speech may go on after the timestamp that ends its text
 LEADS = (-2, 1, 4)  # frames by which attention may come before its sound: models differ
-NEVER = -1e9
+NEVER = -1e9  # score of an impossible step
 
-Begins = Callable[[Sequence[int]], list[bool | None]]
+Begins = Callable[[Sequence[int]], list[bool | None]]  # for each token id, whether it begins a word; None: not spoken
 
 
 def loudness(features: np.ndarray) -> np.ndarray:
-    """Measure how loud each state's frames are, from -1 (silent) to 1 (as loud as speech): (S,).
+    """Return the loudness (S,) at each of the encoder's S states, from -1 (silent) to 1 (as loud as speech).
 
     features: log-mel of the window as Whisper reads it, (mels, 2 S): (log10 of power + 4) / 4.
     """
@@ -48,7 +48,8 @@ def loudness(features: np.ndarray) -> np.ndarray:
 
 
 def attended(maps: Tensor) -> np.ndarray:
-    """Merge attention (H, N, S) of some heads to one map (N, S): how much more than others a token sees each frame."""
+    """Merge attention (H, N, S) of H heads into one map (N, S): how many standard deviations more than the other tokens
+    a token attends to each frame. Each head's map is smoothed by a median filter."""
     maps = maps.float()
     spread = maps.std(-2, keepdim=True, unbiased=False)
     maps = (maps - maps.mean(-2, keepdim=True)) / (spread + 1e-9)
@@ -59,8 +60,8 @@ def attended(maps: Tensor) -> np.ndarray:
 
 
 def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
-    """Shift attention by the one of `LEADS` with which it fits the loud frames best. seen: (N, S) from `attended`.
-    loud: (S,) from `loudness`."""
+    """Shift attention in time by that number of frames in `LEADS` with which its peaks fit the loud frames best. seen:
+    (N, S) from `attended`. loud: (S,) from `loudness`. Returns: (N, S)."""
     frames = np.arange(len(loud))
     moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in LEADS]
     peaks = np.stack([seen.max(0)[move] for move in moves])
@@ -107,8 +108,8 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
 class SpokenTokens:
     """Replaces a model's method `_extract_token_timestamps` in one call of `generate`.
 
-    It gives each token's start as `token_timestamps`, and beside it `token_seconds`, how long it lasts. Tokens that are
-    not spoken (punctuation, timestamps) begin and end where the token before them ends.
+    It returns each token's start, for `token_timestamps`, and stores its duration as `token_seconds` in the output.
+    Tokens that are not spoken (punctuation, timestamps) begin and end where the token before them ends.
     """
 
     def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor], first_time: int) -> None:
@@ -158,8 +159,8 @@ class SpokenTokens:
         return starts
 
     def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Count the states to align. If the tokens end with a timestamp, speech long after it is not in their text and
-        is left out."""
+        """Return the maximum number of states to align. If the tokens end with a timestamp, speech long after it is not
+        in their text and is left out. If not, there is no limit: `sys.maxsize`."""
         last = len(tokens)
         while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
             last -= 1
@@ -168,8 +169,8 @@ class SpokenTokens:
 
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:
-    """Let `SpokenTokens` time the tokens of this model's `generate`. model: a copy for one call. begins, sound: of
-    `SpokenTokens`."""
+    """Make this model's `generate` compute token times by `SpokenTokens`. model: a copy for one call. begins, sound: as
+    for `SpokenTokens`."""
     settings: Any = model.generation_config
     first_time = settings.no_timestamps_token_id + 1
     vars(model)["_extract_token_timestamps"] = SpokenTokens(model.config.decoder_layers, begins, sound, first_time)

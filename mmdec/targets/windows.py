@@ -1,6 +1,6 @@
 """Layers that see only a part of the text: sliding windows and chunks, as a model's configuration names them.
 
-A run keeps all columns of these layers, so that a draft can be taken back across a window's edge: their memory grows
+A run keeps all columns of these layers, so that a draft can be removed across a window's edge: their memory grows
 with the text, as that of other layers does. A pass shows such a layer only the columns that its draft can see, so that
 the time of a pass does not grow.
 """
@@ -79,7 +79,8 @@ class Windows:
     def masks(
         self, tree: TreeMask, firsts: Mapping[Window, int], counted: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor | dict[str, Tensor | None], tuple[TreeMask, ...]]:
-        """Make the argument `attention_mask` of a draft's pass. Returns: it, and the masks in it.
+        """Make the argument `attention_mask` of a draft's pass. Returns: that argument, and the tree masks of all kinds
+        of layers.
 
         tree: the mask of layers without a window. firsts: the first column that layers of each window show.
         counted: the columns' places and the rows' padding, from `Gaps.places`; None: no padding lies between tokens.
@@ -135,7 +136,8 @@ def full_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 def widened(layer: Any) -> Any:
-    """Give a caller's cache layer a column for every token: zeros, which no later token sees, where a window cut."""
+    """Return a caller's cache layer with a column for every token. Columns that a sliding window has dropped become
+    zeros, which no later token sees."""
     if type(layer) is not DynamicSlidingWindowLayer:
         return layer
     other = DynamicLayer()

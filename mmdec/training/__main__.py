@@ -68,7 +68,7 @@ class TrainingCLI(LightningCLI):
                 ) from error
 
     def _restoring(self) -> bool:
-        """Return whether an error comes from a checkpoint: it has been read but not yet fully restored."""
+        """Return whether a checkpoint has been read but not yet fully restored: an error then comes from it."""
         trainer = getattr(self, "trainer", None)
         return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
 
@@ -99,7 +99,7 @@ class TrainingCLI(LightningCLI):
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        # Lower messages of Lightning are hidden, because they advertise its own products.
+        # Lightning's messages below a warning are hidden, because they advertise its products.
         with lightning_says(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
@@ -156,12 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
-    """`main` for users: prints an InputError or MmdecError as one sentence on stderr and exits with code 2."""
+    """Run `main`; print an mmdec error, such as InputError, without a traceback on stderr, and exit with code 2."""
     with told():
         main(arguments)
 
 
 if __name__ == "__main__":
     end_as_told()
-    os.environ.update(started_here())  # so that child processes of this run end with this one
+    os.environ.update(started_here())  # child processes of this run then end with it
     command_line()

@@ -24,7 +24,7 @@ from mmdec.training.processes import TERMINATED
 
 
 class PlainProgress(Callback):
-    """Logs a line every `every` steps: step, utterances per second, losses. A log file can hold it, unlike a bar."""
+    """Logs a line every `every` steps: step, samples per second, losses. Unlike a progress bar, it suits log files."""
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
@@ -85,7 +85,7 @@ class Deadline(Callback):
         self.since, self.looked = now, 0.0
         current = trainer.fit_loop.epoch_progress.current
         done: int = current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
-        look = took if self.look is None else self.look  # none yet: assume an epoch's time
+        look = took if self.look is None else self.look  # no validation yet: assume it takes as long as an epoch
         total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
@@ -119,7 +119,8 @@ class StageBar(Callback):
 
     stage: its name. at: its end, in seconds since 1970. The bar shows time, because the number of steps is unknown. If
     a module estimates tokens per round in training ("train/round"), the bar shows the estimate until the first
-    validation, then the tokens per round on held-out answers, because a drafter may learn few answers by heart.
+    validation. Then it shows the tokens per round on held-out answers, because a drafter may overfit the training
+    answers.
     """
 
     def __init__(self, stage: str, at: float) -> None:

@@ -1,5 +1,7 @@
-"""Lightning's checkpoints: writing (in one step, only finite weights, with all options), reading without running the
-code in a file, and averaging."""
+"""Lightning's checkpoints: writing, reading and averaging.
+
+A file is replaced as a whole, and only if all weights are finite. Reading runs no code that a file may contain.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +79,8 @@ def not_finite(state: Mapping[str, Tensor]) -> str:
 
 
 def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
-    """Build the error of a run whose loss or weights are not finite. fault: what is not, in words. options: the
-    module's hyperparameters."""
+    """Build the error of a run whose loss or weights are not finite. fault: words for the message that say what is not
+    finite. options: the module's hyperparameters."""
     key = next((name for name in RATES if name in options), RATES[0])
     now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
     return MmdecError(
@@ -112,8 +114,8 @@ class WholeCheckpoints(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Write the file in one step. Raises MmdecError for weights that are not finite, and if the file cannot be
-        written; an earlier file then stays as it was."""
+        """Write a checkpoint. Raises MmdecError for weights that are not finite, and if the file cannot be written; an
+        earlier file then stays as it was."""
         if Path(path).name != HANDED:
             fault = not_finite(checkpoint["state_dict"])
             if fault:
@@ -145,13 +147,14 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Read weights to begin training from: those of a checkpoint, or of a translator's folder. prefix: is put before
-    each name of the folder's weights. Raises InputError for damaged files.
+    """Read the weights, by name, that training begins from: those of a checkpoint, or of a translator's folder.
+
+    prefix: text to put before each name, if the weights come from a folder. Raises InputError for damaged files.
     """
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
         return state
-    from mmdec.nn.int8 import unpack_rows  # here: the callbacks of all recipes load no network's modules
+    from mmdec.nn.int8 import unpack_rows  # imported late: most runs need no network code from this file
 
     weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"), "start")
     return {prefix + name: tensor for name, tensor in weights.items()}
@@ -239,8 +242,8 @@ def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def last_checkpoint(folders: Iterable[Path]) -> Path | None:
-    """Resolve --ckpt_path=last: the newest last.ckpt or, if that is bad, the newest good step=N.ckpt; None if there is
-    no checkpoint. Raises InputError if all are bad."""
+    """Return the checkpoint that --ckpt_path=last means: the newest last.ckpt or, if that is damaged or missing, the
+    undamaged step=N.ckpt of the highest step. None if there is no checkpoint. Raises InputError if all are damaged."""
     places = list(folders)
     last = [path for folder in places for path in folder.glob("last*.ckpt")]
     steps = [path for folder in places for path in _numbered(folder)]
@@ -274,7 +277,8 @@ def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
 
 
 def newest(folder: Path, count: int) -> list[Path]:
-    """Return the `count` checkpoints of the highest steps in a folder; last.ckpt, which is a copy, is not counted."""
+    """Return the `count` checkpoints of the highest steps in a folder, in ascending order. last.ckpt, which is a copy,
+    does not count. Raises InputError if the folder has none."""
     numbered = sorted(_numbered(folder), key=_step)
     if not numbered:
         raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")

@@ -2,7 +2,7 @@
 results.
 
 The time limit covers everything except building a missing corpus: loading, validation, export and comparison. Results
-are in runs/; `mmdec promote` copies them to models/. The translator trained here is that of the phrasebook, with
+are in runs/; `mmdec promote` copies them to models/. The translator trained here learns the phrasebook corpus, with
 synthetic voices, and stays in runs/. The shipped translator is for natural voices and is trained separately
 (docs/train/hearing.md).
 
@@ -75,7 +75,8 @@ def fit_whisper(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 
 def next_token_loss(model: Path, recipe: Recipe) -> float:
-    """Return a checkpoint's or folder's development loss; infinity if its tokens differ from the recipe's."""
+    """Return the next-token loss of a checkpoint, or of an exported folder, on the development split; infinity if the
+    folder's tokens differ from the recipe's."""
     data = WindowData(**data_options(recipe))
     if not model.is_dir():
         return validate(load_whisper_module([model])[0], data)["dev/next"]
@@ -195,7 +196,8 @@ def keep_tokenizer(start: Path, folder: Path) -> None:
 
 
 def share_right(model: Path, recipe: Recipe) -> float:
-    """Return the share of development questions that a checkpoint or folder answers right, mean over tasks."""
+    """Return the share of development questions that a checkpoint, or an exported folder, answers right, as a mean over
+    tasks."""
     data = SceneData(**recipe["data"]["init_args"])
     if model.is_dir():
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})
@@ -278,7 +280,7 @@ class Wish:
     share: float  # share of the time if all systems are trained
     least: float  # the least useful seconds; with less, the system is skipped
     missing: Callable[[], str]  # builds the corpus if possible; returns why training is impossible, or ""
-    train: Callable[[Allowance, Runner, bool], Outcome]
+    train: Callable[[Allowance, Runner, bool], Outcome]  # trains within the allowance; True: from random weights
 
 
 SYSTEMS: tuple[Wish | System, ...] = (
@@ -297,9 +299,10 @@ def main(
 ) -> list[Outcome]:
     """Train the systems one after the other, and print and return the outcome of each.
 
-    minutes: time limit without the building of missing corpora, from `begun` on by the clock `now`. fresh: begin with
-    random weights. SIGTERM raises SystemExit after the current checkpoint is written. Raises InputError outside a
-    checkout, and if another `make train` works in runs/.
+    minutes: time limit without the building of missing corpora, from `begun` on by the clock `now`, both in seconds.
+    fresh: begin with random weights. runner: runs each training; None: in a child process. SIGTERM raises
+    SystemExit after the current checkpoint is written.
+    Raises InputError outside a checkout, and if another `make train` works in runs/.
     """
     if not minutes > 0:
         raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")

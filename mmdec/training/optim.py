@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, and data-parallel training.
 
-Each process takes its rows of every batch. DDP and FSDP average the processes' gradients. With `token_weight`, every
-token then counts alike, as if one process had the whole batch.
+Each process takes its rows of every batch. DDP and FSDP average the processes' gradients. `token_weight` corrects this
+average, so that every token has the same weight, as if one process had computed the whole batch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
-    """Seed all generators from a step's number, so that a resumed run draws the same numbers as an uninterrupted one.
-    rank: number of the process, each of which draws others."""
+    """Seed torch's generators from a step's number, so that a resumed run draws the same numbers as an uninterrupted
+    one. rank: the process's number; each process draws different numbers."""
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
 
 def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
-    """Attach a schedule: the learning rate is multiplied by `rate`(step).
+    """Return what Lightning's `configure_optimizers` must return for an optimizer with a schedule.
 
-    rate: must be a function, not a `Schedule`. torch would store the object's attributes in the checkpoint and restore
-        them, so a resumed run could not use another schedule.
+    rate: takes the number of an optimizer step and returns the factor on the learning rate. It must be a function, not
+        a `Schedule`. torch would store the object's attributes in the checkpoint and restore them, so a resumed run
+        could not use another schedule.
     """
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, rate), "interval": "step"}}
 
@@ -78,7 +79,8 @@ class MuonAdamW(Optimizer):
     ) -> MuonAdamW:
         """Build the optimizer from a module's named parameters; frozen ones are left out.
 
-        inner: says whether a matrix gets Muon. more: further AdamW groups, with learning rates of their own.
+        inner: takes a matrix's name and the matrix, and returns whether Muon trains it. AdamW trains everything else.
+        more: further parameter groups for AdamW, each with its learning rate.
         """
         trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
         matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
@@ -148,7 +150,10 @@ def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Orthogonalise N matrices (N, rows, columns): their singular values become close to 1. Newton-Schulz steps of
-    fifth degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024)."""
+    fifth degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024).
+
+    coefficients: (a, b, c). steps: number of steps. eps: the smallest norm by which a matrix is divided.
+    """
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
@@ -162,7 +167,7 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate at a step, as a share of its peak, after a linear warm-up.
+    """The learning rate at a step, as a share of its peak. It first rises linearly for `warmup` steps.
 
     "inverse-sqrt": falls as 1/sqrt(step). "trapezoid": constant, then from step `decay_from` linear to zero within
     `decay_steps`; such a run can be extended before its decay. "cosine": falls to zero over `decay_steps` from the end
@@ -186,12 +191,13 @@ class Schedule:
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))
 
     def ending(self, step: int, end: int) -> Schedule:
-        """Return a trapezoid that has this schedule's value at `step` and falls linearly to zero at step `end`."""
+        """For a trapezoid, return one that has the same value at `step` and falls linearly to zero at step `end`. The
+        schedule itself is returned if it is zero at `step`, or if `end` is not after `step`."""
         flat = self.decay_from is None or step <= self.decay_from
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
             return self
-        steps = round((end - step) / height)  # steps of a whole fall from 1 to zero; the part above `height` is over
+        steps = round((end - step) / height)  # of a fall from 1 to 0, whose part above `height` is past
         return replace(self, kind="trapezoid", decay_from=end - steps, decay_steps=steps)
 
 
@@ -205,8 +211,8 @@ def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[
 
 
 def sized_batches(order: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Group items, in this order, into batches of at most `most`, padding included: the number of items times the
-    largest size. sizes: of all items, by their index."""
+    """Group items, in this order, into batches. A batch's padded size, its number of items times its largest item's
+    size, is at most `most`; a larger item is a batch alone. sizes: each item's size, by the item's index."""
     batches: list[list[int]] = [[]]
     largest = 0
     for item in order:
@@ -222,8 +228,9 @@ def token_weight(count: Tensor) -> Tensor:
     """Return the factor on this process's mean loss over `count` tokens, with which the average over processes is the
     mean over all tokens: count / (the mean count of all processes).
 
-    count: one or several counts, of any shape, which is the same in every process. The factor is 1 in a single process,
-        and without gradients, because in validation one process may have a batch that no other has.
+    count: one or several counts, as a tensor of the same shape in every process.
+    Returns a factor for each count: 1 in a single process. It is also 1 where gradients are off, as in validation: one
+        process may then have a batch more than the others, and would wait for them for ever.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.is_grad_enabled()):
         return torch.ones_like(count, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Child processes that end with their parent, and a lock for a folder.
 
-If a parent is killed, its children normally go on running. Here, on Linux, they ask the kernel to end them then
-(PR_SET_PDEATHSIG), and on every system they also check every second whether the parent lives.
+If a parent is killed, its children normally go on running. These children check every second whether the parent still
+runs, and end if it does not. On Linux they also ask the kernel to end them with the parent (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmdec.types import InputError
 
 WATCHED = "MMDEC_PARENT"  # environment variable: the pid of the parent to watch
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG: Linux then sends a signal when the parent ends
-EVERY = 1.0  # seconds between two checks whether the parent lives
+EVERY = 1.0  # seconds between two checks whether the parent still runs
 TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 
 
@@ -43,7 +43,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def started_here() -> dict[str, str]:
-    """Return environment variables for a child that shall end with this process. The child must call `end_as_told`."""
+    """Return environment variables for a child. A child that calls `end_as_told` then ends with this process."""
     return {WATCHED: str(os.getpid())}
 
 

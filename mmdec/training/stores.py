@@ -67,8 +67,8 @@ Entry = TypeVar("Entry", int, list[int])
 class _Rows(Generic[Entry]):
     """Stores rows (n, W) by name in half precision, in `{rank}.f16`, and reads them through memory maps.
 
-    The entry of a name is the number n, or n tokens. Training code must round newly computed rows to half precision,
-    too: then a resumed run computes the same numbers.
+    The entry of a name is the number n, or a list of n tokens. Training code must also round newly computed rows to
+    half precision. Then a resumed run, which reads stored rows, computes the same numbers.
     """
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
@@ -92,7 +92,7 @@ class _Rows(Generic[Entry]):
         """Return the rows (n, W) of a name, float32. Raises KeyError for an unknown name."""
         path, begin, entry = self.index[name]
         shape = _count(entry), self.width
-        if not shape[0]:  # no memory map is empty
+        if not shape[0]:  # a memory map cannot be empty
             return torch.zeros(shape)
         return torch.from_numpy(np.memmap(path, np.float16, "r", begin, shape).astype(np.float32))
 

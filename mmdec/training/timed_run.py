@@ -34,7 +34,7 @@ from mmdec.types import MmdecError
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds: with less time left, a stage is not started
 EXPORT = 4.0  # the most seconds that writing a model takes
-COMPARED = "compared"  # key in a run's provenance.json under which its Outcome is stored
+COMPARED = "compared"  # key of a run's Outcome in its provenance.json
 
 Runner = Callable[..., None]  # runs a Python module with arguments in another process, as `run` does
 Recipe = dict[str, Any]  # LightningCLI's configuration
@@ -73,8 +73,8 @@ class Outcome:
     trained: str  # what was trained, or why nothing was trained
     measure: str = ""  # the name of the score in `before` and `after`, on the development split
     before: float | None = None  # score of the old model, from which training began or which the new one would replace
-    after: float | None = None
-    better: bool = False
+    after: float | None = None  # score of the new model
+    better: bool = False  # whether the new model scored better
     folder: Path | None = None  # where the new model was written, in runs/; None if nothing was
 
 
@@ -86,7 +86,7 @@ class TimedStage:
     share: float  # of the time, relative to the shares of the other stages
     folder: Path  # folder of the stage's run
     origin: str  # where a new run's weights come from, for the log
-    configure: Callable[[Allowance], Recipe]
+    configure: Callable[[Allowance], Recipe]  # makes the recipe that fits a time limit
     finish: Callable[[], None]  # called when the run has reached its end
 
     def run(self, time: Allowance, runner: Runner) -> Recipe:
@@ -114,8 +114,8 @@ def train_stages(
     """Score the old model, train stage by stage, then score and write the new model. All of this ends at `time`.
 
     score_before: scores the old model; None if there is none. score_seconds: seconds to reserve for scoring the new
-        model if there is no old model, whose scoring shows the time. export: scores and writes the new model; called
-        with the last stage's recipe and the old score.
+        model if there is no old model; else 1.2 times the seconds that scoring the old one took are reserved. export:
+        scores and writes the new model; called with the last stage's recipe and the old score.
     """
     before, reserved = None, score_seconds
     if score_before is not None:
@@ -141,12 +141,14 @@ class System:
         needs.
     untrained: words for messages: what is not trained. new: words for the log: what a run without earlier weights
         begins from.
+    stage: name of the stage. model: name of the model's folder. run: folder of the training run.
     kept: names of options that a resumed run keeps. size: name of the batch size option.
-    fit: adapts the data and model options to a start model, if any, and to a number of seconds.
-    score: scores a checkpoint or a folder on the development split. comparison: seconds to reserve for scoring the new
-        model if there is no old model, whose scoring shows the time.
+    fit: changes the data options and the model options to suit a start model, if any, and a number of seconds.
+    measure: name of the score.
+    score: scores a checkpoint or a folder on the development split. comparison: see `score_seconds`
+        of `train_stages`.
     export: writes the folder of a whole model. part: for a part, its folder inside the model's folder. fits: for a
-        part, whether it was trained for the current model, by the `base` in its checkpoint.
+        part, takes the `base` in its checkpoint and returns whether that is the current model.
     """
 
     name: str
@@ -175,8 +177,8 @@ class System:
     fits: Callable[[str], bool] | None = None
 
     def missing(self) -> str:
-        """Build the corpus if it is missing; an interrupted build is resumed. A part's corpus is its model's and is not
-        built. Returns why training is impossible, or ""."""
+        """Build the corpus if it is missing; an interrupted build is resumed. A part uses its model's corpus, which is
+        not built here. Returns why training is impossible, or ""."""
         base = start_model(self.model)
         if self.part and not (base / "model.safetensors").is_file():
             return f"{base} is missing: {self.untrained}."
@@ -202,9 +204,9 @@ class System:
         return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
 
     def train(self, time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-        """Train until `time`, which includes scoring the old and the new model, and export to runs/. A part is exported
-        only if it is better. An interrupted run is resumed; `fresh` renames its folder and begins with random weights.
-        """
+        """Score the old model, train, score the new model and export it to runs/, all until `time`. A part is exported
+        only if it is better. An interrupted run is resumed. With `fresh`, the run's folder is renamed instead, and
+        training begins with random weights."""
         if fresh:
             set_run_aside(self.run)
         earlier, resumed = self.earlier(), self.begin()
@@ -319,8 +321,8 @@ def write_outcome(outcome: Outcome) -> Outcome:
 
 
 def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
-    """Add a time limit to a recipe, and replace its lines of progress by a bar. stage: the bar's name. at: the run's
-    end, in seconds since 1970. deadline: further options of `Deadline`."""
+    """Add a time limit to a recipe, and replace its progress log by a progress bar. stage: the bar's name. at: the
+    run's end, in seconds since 1970. deadline: further options of `Deadline`."""
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
     bar = {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": stage, "at": at}}
@@ -329,8 +331,8 @@ def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None
 
 
 def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
-    """Use one process on a GPU, or if there are too few processors, and multiply its batch size, the option `size`, by
-    the recipe's number of processes."""
+    """Change a recipe to one process if there is a GPU, or if there are fewer processors than the recipe's processes.
+    The batch size, the option `size`, is then multiplied by the recipe's number of processes."""
     trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
         trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
@@ -338,8 +340,8 @@ def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
 
 
 def epoch_steps(seconds: float, each: float, written: int) -> int:
-    """Return a number of steps in an epoch with which about ten epochs fit in `seconds`: a run can only end after an
-    epoch. each: seconds of a step. written: the recipe's number of steps, which is the maximum."""
+    """Return the number of steps in an epoch with which about ten epochs fit in `seconds`, because a run can only end
+    after an epoch. each: seconds of a step. written: the recipe's number of steps, which is the maximum."""
     return min(max(int(seconds / 10 / each), 2), written)
 
 

@@ -1,4 +1,4 @@
-"""Debian's Chromium, and the demo's page in a process of its own."""
+"""Fixtures: Debian's Chromium, and the demo's page in a separate process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From the first click on a fresh page to the translation's sound: `python -m tests.browser.first_sound --json FILE`.
+"""Times the first click on a new page until the translation can be played.
 
-The server has run every model once, as `mmdec demo` does. Each repeat opens the page anew, with an empty cache, presses
-the first sample, and ends when the player of the result can play. No test: a loaded machine makes it slow, not wrong.
-The report has the form of `mmdec bench`, whose `show` and `--against` read it.
+Call: `python -m tests.browser.first_sound --json FILE`. The server has run every model once, as `mmdec demo` does. Each
+repeat opens the page with an empty cache and presses the first sample. It is not a test, because the time depends on
+the load of the machine. The report has the format of `mmdec bench`, so `mmdec bench show` and `--against` accept it.
 """
 
 from __future__ import annotations

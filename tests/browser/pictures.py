@@ -1,6 +1,6 @@
-"""Takes the pictures of the demo that README and documentation show: `python -m tests.browser.pictures describe`.
+"""Takes the screenshots of the demo for README and documentation: `python -m tests.browser.pictures describe`.
 
-Take them anew when the page or the weights have changed, and look at them.
+Take them again when the page or the weights have changed, and look at them.
 """
 
 from __future__ import annotations

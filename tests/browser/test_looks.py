@@ -1,4 +1,4 @@
-"""How the page looks, as the browser computes it: contrasts, what stands in line, what covers what."""
+"""Tests the demo's layout as the browser computes it: contrasts, alignment, and elements that cover others."""
 
 from __future__ import annotations
 

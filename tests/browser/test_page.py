@@ -1,4 +1,4 @@
-"""The demo as a person uses it: each tab, the race, a bad file, a run that is stopped, a phone, a keyboard."""
+"""Tests the demo in a browser: each tab, the race, a bad file, a run that is stopped, a phone, a keyboard."""
 
 from __future__ import annotations
 

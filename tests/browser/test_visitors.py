@@ -1,4 +1,5 @@
-"""Many visitors at once, and visitors who want what is not theirs. No browser: what the page's script sends."""
+"""Tests the demo with many visitors at once, and with requests for other visitors' files. Requests are sent as the
+page's script would send them, without a browser."""
 
 from __future__ import annotations
 

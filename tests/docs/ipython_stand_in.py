@@ -1,4 +1,4 @@
-"""In place of IPython, which a notebook brings: what is shown must be there."""
+"""Replaces IPython when a notebook's code is tested: it checks that the files to display exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target and the rule of docs/examples, through the loop that runs every target and rule; and how long they are."""
+"""Tests the target and the rule of docs/examples in mmdec's decoding loop, and that they stay short."""
 
 from __future__ import annotations
 

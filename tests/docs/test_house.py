@@ -1,4 +1,4 @@
-"""The house keeps its shape: the README's tree is true in both directions, files and functions stay small."""
+"""Tests rules for the repository: the README's tree lists exactly what exists, and files and functions stay small."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the pages of the site say is tried: their Python, their notebooks, their commands, files, links and drawings.
+"""Tests the pages of the site: their Python code, notebooks, commands, files, links and drawings.
 
-Each Python block and each notebook runs in a process of its own, one after another. The processes are forks of one that
-has imported torch, transformers and mmdec: the import is paid once (tests/support/forked.py). Hub ids are served by
-stand-ins (tests/support/hub_stand_in.py). Commands are parsed, not run: README's are run.
+Each Python block and each notebook runs in a separate process, one after another. The processes are forks of one that
+has imported torch, transformers and mmdec (tests/support/forked.py). Hub ids lead to tiny models
+(tests/support/hub_stand_in.py). Commands are only parsed; those of the README are run by test_readme.py.
 """
 
 from __future__ import annotations

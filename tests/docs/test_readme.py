@@ -1,4 +1,5 @@
-"""What the README shows is run: `mmdec` commands, make targets; its tree names real files. For Python: test_blocks."""
+"""Tests the README: its `mmdec` commands and make targets run, and its tree names real files. test_blocks.py tests its
+Python code."""
 
 from __future__ import annotations
 

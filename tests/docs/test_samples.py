@@ -1,5 +1,5 @@
-"""What people see first is right: each sample that README, pages, cards, notebooks and demo show has its true answer in
-data/samples or here, and the shipped models give it."""
+"""Tests the sample outputs in README, pages, model cards, notebooks and demo: the shipped models give each of them, and
+it equals the right answer in data/samples or in this file."""
 
 from __future__ import annotations
 

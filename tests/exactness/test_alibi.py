@@ -1,4 +1,5 @@
-"""ALiBi: a draft's columns have the bias of their positions, so that texts with trees and chains are stock's."""
+"""Tests models with ALiBi: a draft's columns have the bias of their positions, so that texts equal those of
+transformers' `generate`, with trees and chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is drafted, and however the drafter fails, greedy decoding gives plain decoding's tokens."""
+"""Tests greedy decoding with any draft, and with drafters that fail: the tokens equal those of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A caller's own processors, criteria and functions in batches: what `generate` makes of them, token for token.
+"""Tests users' logits processors, stopping criteria and functions in batches: the tokens equal those of `generate`.
 
-Twelve kinds, both doors. Those that read other rows, or do not say that they do not, are transformers' own loop's, with
-a warning; those that say `mmdec_row_wise = True` are drafted. 24 batches; 300 with MMDEC_ALL=1 (`make test-all`).
+There are twelve kinds. A processor may look at other rows, unless it has `mmdec_row_wise = True`. Without this mark,
+batches are decoded by transformers' loop, with a warning; with it, they are drafted. 24 batches; 300 with MMDEC_ALL=1
+(`make test-all`).
 """
 
 from __future__ import annotations

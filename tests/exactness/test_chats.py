@@ -1,6 +1,7 @@
-"""A chat goes on from its cache: turn after turn the text of stock `generate` from scratch, and the cache it leaves.
+"""Tests chats that continue from a cache: each turn's text equals that of `generate` without a cache, and the cache is
+the one that `generate` leaves.
 
-A pairwise cover; the whole grid with MMDEC_ALL=1.
+A pairwise cover of the cases; all with MMDEC_ALL=1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Drawn with real dice, over wide and narrow vocabularies, the output has the target's law, by chi-square.
+"""Tests by chi-square that sampled outputs have the target's distribution, for large and small vocabularies.
 
-The draft's own random numbers come from the run's stream for drafts, so that a stream used twice shows here.
+Drafts use the run's random stream for drafts. So a stream that is used for two purposes would be found here.
 """
 
 from __future__ import annotations

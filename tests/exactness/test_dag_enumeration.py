@@ -1,4 +1,4 @@
-"""The DAG operations against the list of all paths, on graphs small enough to have one."""
+"""Compares the DAG operations with enumeration of all paths, on small graphs."""
 
 from collections.abc import Callable
 from math import exp, log

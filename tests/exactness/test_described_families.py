@@ -1,5 +1,5 @@
-"""`mmdec.describe` and `mmdec.Chat` with a folder of each kind and its own processor: `generate`'s answers, token for
-token."""
+"""Tests `mmdec.describe` and `mmdec.Chat` with a model folder of each family: the tokens equal those of `generate` with
+the family's processor."""
 
 from __future__ import annotations
 

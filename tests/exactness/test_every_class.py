@@ -1,5 +1,5 @@
-"""Every causal class of transformers, windows on, against stock `generate`: exact, refused by name, or excluded, as
-docs/reference/classes.md says. A share of the classes; all with MMDEC_ALL=1 (`make test-all`)."""
+"""Tests causal classes of transformers, with sliding windows, against `generate`: each is exact, refused or excluded,
+as in docs/reference/classes.md. A share of the classes; all with MMDEC_ALL=1 (`make test-all`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Each accepted family: its texts with drafts are its own, its trees are scored as their paths are; other classes are
-probed. A share of the families; all with MMDEC_ALL=1 (`make test-all`)."""
+"""Tests each supported family: drafts do not change its texts, and a tree's scores equal those of its paths. Other
+classes are probed. A share of the families; all with MMDEC_ALL=1 (`make test-all`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Drafts scored in fixed shapes, as graphs hold them: token for token what `generate` gives, for every kind of target.
+"""Tests the fast pass (fixed shapes, as CUDA graphs need) for every kind of target: tokens equal those of `generate`.
 
-On a CPU a stand-in does what a graph does (`tests/support/recorded_graphs.py`). Slots are small: runs outgrow them.
-A pairwise cover; the whole grid, and every family of language models, with MMDEC_ALL=1 (`make test-all`).
+On a CPU, `tests/support/recorded_graphs.py` imitates CUDA graphs. The key-value slots are so small that runs need
+larger ones. A pairwise cover; all cases, and every family of language models, with MMDEC_ALL=1 (`make test-all`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""End to end in fp32 on transformers' own models: token for token what `generate` gives.
+"""Tests decoding with drafts end to end, in float32, on transformers' models: the tokens equal those of `generate`.
 
 A pairwise cover of target x drafter x nodes x batch x processors; the whole grid with MMDEC_ALL=1 (`make test-all`).
 """

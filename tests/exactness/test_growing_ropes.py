@@ -1,4 +1,5 @@
-"""Ropes that change with the text's length: drafted below it (and, with one change alone, beyond it), plain across."""
+"""Tests rotary positions that change at a text length: texts on one side of it are drafted (beyond it only if there is
+one change), and a text that crosses it is decoded without drafts."""
 
 from __future__ import annotations
 

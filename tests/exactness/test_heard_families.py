@@ -1,4 +1,5 @@
-"""`mmdec.transcribe` with a folder of each family that hears and its own processor: `generate`'s tokens."""
+"""Tests `mmdec.transcribe` with a model folder of each audio family: the tokens equal those of `generate` with the
+family's processor."""
 
 from __future__ import annotations
 

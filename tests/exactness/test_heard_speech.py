@@ -1,4 +1,4 @@
-"""From sound to pieces of English: verified decoding is the autoregressive decoder's own, whatever the graph says."""
+"""Tests speech translation with pieces: verified decoding equals autoregressive decoding for any draft of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Live text: what is final equals `transcribe` of the same cut, and drafts of the last text save passes."""
+"""Tests live transcription: final texts equal `transcribe` of the same piece of sound, and drafts from the last
+hypothesis save passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that see or hear end to end: token for token what `generate` gives, under any draft."""
+"""Tests models with images or sound end to end: with any draft, the tokens equal those of `generate`."""
 
 import copy
 import os

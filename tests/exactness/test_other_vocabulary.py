@@ -1,5 +1,5 @@
-"""A small model of another vocabulary changes no output: the target's own text, greedy and sampled, in ragged batches,
-with pictures or without."""
+"""Tests that drafts of a small model with another vocabulary change no output: greedy and sampled, in batches of
+different lengths, with and without pictures."""
 
 from __future__ import annotations
 

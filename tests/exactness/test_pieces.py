@@ -1,4 +1,5 @@
-"""Recordings cut at pauses and decoded side by side: each says what `transcribe` says of its pieces, one by one."""
+"""Tests recordings that are cut at pauses and decoded in batches: each text equals that of its pieces, transcribed one
+by one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Models whose activations are quantised score a token beside others otherwise than alone: found out on the model
-itself, once, and decoded as `generate` decodes it, by every door. Quantised weights alone, and half precision, are
-drafted."""
+"""Tests models with quantised activations, which give a token other scores beside other tokens than alone.
+
+mmdec finds this out once for each model, and then decodes as `generate` does, without drafts. Models with quantised
+weights alone, or in half precision, are drafted."""
 
 from __future__ import annotations
 

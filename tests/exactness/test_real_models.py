@@ -1,8 +1,8 @@
-"""Models and recordings of people: `transcribe` against `model.generate`, token for token, option by option.
+"""Compares `transcribe` with `model.generate` on real Whispers and recordings, for each option.
 
 MMDEC_MODELS names a folder of Whisper folders, MMDEC_RECORDINGS one of recordings (`make real MODELS=FOLDER
-RECORDINGS=FOLDER` sets both). Two recordings are decoded by default, all of them with MMDEC_ALL=1. The tests are
-skipped where nothing is named.
+RECORDINGS=FOLDER` sets both). Two recordings are decoded by default, all of them with MMDEC_ALL=1. Without these
+variables the tests are skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Real language models: `generate` with drafts against transformers' own, token for token, in float32.
+"""Compares decoding with drafts with transformers' `generate` on real language models, in float32.
 
-MMDEC_MODELS names a folder of models (`make test-all MODELS=FOLDER` sets it); the tests are skipped where nothing is
-named. Prompts are this project's own pages: from a few tokens to 3,000, which is beyond most windows. Two lengths by
-default, all of them with MMDEC_ALL=1.
+MMDEC_MODELS names a folder of models (`make test-all MODELS=FOLDER` sets it); without it the tests are skipped. Prompts
+are pages of this project's documentation, from a few tokens to 3,000, which is more than most sliding windows. Two
+lengths by default, all of them with MMDEC_ALL=1.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Models with recurrent or convolutional states: drafts of every kind give stock `generate`'s own texts, in ragged
-batches too, and a pass over a chain is scored as its single steps."""
+"""Tests models with recurrent or convolutional states: with every kind of draft, texts equal those of `generate`, also
+in batches of different lengths; and a pass over a chain gives the scores of single steps."""
 
 from __future__ import annotations
 

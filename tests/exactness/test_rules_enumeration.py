@@ -1,4 +1,4 @@
-"""The law of the output, all outcomes of all dice counted: each lossless rule's is that of autoregressive sampling."""
+"""Tests by enumerating all random outcomes that each lossless rule has the distribution of autoregressive sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling with drafts gives the very tokens of sampling without, whatever the drafter, the batch and the tree."""
+"""Tests that sampling with drafts gives the same tokens as sampling without, for any drafter, batch and tree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Weights in few bits as people have them, LoRA, and layers on disk: drafted texts are the same model's own.
+"""Tests models with weights of few bits, with LoRA, and with layers on disk: drafts do not change the model's texts.
 
-GPTQ's and AWQ's layers are unpacked here as they are published; gptqmodel, bitsandbytes, PEFT and accelerate
-are tried where installed.
+GPTQ's and AWQ's published formats are unpacked here; gptqmodel, bitsandbytes, PEFT and accelerate are tested if they
+are installed.
 """
 
 from __future__ import annotations

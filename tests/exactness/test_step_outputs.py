@@ -1,4 +1,4 @@
-"""Hidden states and attentions of a drafted call are stock `generate`'s, step by step and layer by layer."""
+"""Tests that hidden states and attentions of a drafted call equal those of `generate`, by step and layer."""
 
 from __future__ import annotations
 

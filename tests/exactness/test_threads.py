@@ -1,4 +1,4 @@
-"""Threads with different drafters on one model: each gets what it gets alone, in as many rounds."""
+"""Tests threads with different drafters on one model: each gets the same text in as many rounds as alone."""
 
 from __future__ import annotations
 

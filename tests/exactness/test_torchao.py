@@ -1,5 +1,5 @@
-"""torchao's quantised layers, told apart by what a tree's nodes do to each other: weights alone, in 8 and 4 bits, are
-drafted and give the same quantised model's own text; quantised activations are decoded without drafts."""
+"""Tests torchao's quantised layers. With quantised weights alone (8 and 4 bits), drafts do not change the model's text;
+models with quantised activations, where a tree's nodes change each other's scores, are decoded without drafts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `mmdec.transcribe` says is what `model.generate` says: by the same arguments, for short and long recordings,
-alone and in batches, with every kind of timestamp, whoever drafts."""
+"""Tests that `mmdec.transcribe` gives the tokens of `model.generate` with the same arguments: for short and long
+recordings, alone and in batches, with every kind of timestamp and every drafter."""
 
 from __future__ import annotations
 

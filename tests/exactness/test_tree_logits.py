@@ -1,8 +1,8 @@
-"""A tree's logits are those of each of its paths alone: float64, over rounds of commits, batches with padding.
+"""Tests that a tree's logits equal those of each of its paths alone: in float64, over several rounds, with padding.
 
-eager rounds its softmax to float32, whatever the model's dtype: its bound is wider. For the same reason transformers'
-own eager pass over a float64 prompt with padding is NaN (the mask's least float64 is -inf in float32, in all columns of
-a padding query), so that this one case is in float32.
+"eager" attention rounds its softmax to float32 for any dtype, so its tolerance is larger. For the same reason
+transformers' eager pass over a float64 prompt with padding is NaN (the mask's least float64 is -inf in float32, in all
+columns of a padding query), so this one case is in float32.
 """
 
 from __future__ import annotations

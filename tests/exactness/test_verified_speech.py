@@ -1,4 +1,5 @@
-"""The graph as drafter, the autoregressive decoder as verifier: its own greedy units, whatever the graph says."""
+"""Tests speech translation where the graph drafts and the autoregressive decoder verifies: the units are those of
+greedy autoregressive decoding, for any draft."""
 
 from itertools import pairwise, product
 from typing import Any

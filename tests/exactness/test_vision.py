@@ -1,7 +1,7 @@
-"""Vision-language models, token for token what stock `generate` gives: fp32, drafts of every kind, images, chats.
+"""Tests vision-language models with every kind of draft, images and chats: tokens equal those of `generate`, in fp32.
 
-A pairwise cover; the whole grid with MMDEC_ALL=1 (`make test-all`). A second turn goes on from the first one's cache,
-with new images; its reference is the whole chat from scratch.
+A pairwise cover; all cases with MMDEC_ALL=1 (`make test-all`). A second turn continues from the first one's cache, with
+new images; it is compared with the whole chat without a cache.
 """
 
 from __future__ import annotations

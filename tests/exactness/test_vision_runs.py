@@ -1,4 +1,5 @@
-"""Runs that share a model, a batch or a call: nobody's images, positions or features reach anybody else."""
+"""Tests runs that share a model, a batch or a call: images, positions and features of one row or run do not affect
+another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Each node of a tree is scored as its path alone is, images before it: float64, over rounds, ragged batches."""
+"""Tests that a tree's nodes after images get the scores of their paths alone: in float64, over several rounds, in
+batches of different lengths."""
 
 from __future__ import annotations
 

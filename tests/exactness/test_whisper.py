@@ -1,4 +1,4 @@
-"""Whisper in fp32, token for token what `generate` gives: a pairwise cover, the whole grid with MMDEC_ALL=1."""
+"""Tests Whisper with drafts in float32: tokens equal those of `generate`. A pairwise cover; all with MMDEC_ALL=1."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""One pass of Whisper's decoder over a tree, against one pass over each path."""
+"""Compares one pass of Whisper's decoder over a tree with one pass over each path."""
 
 from typing import Any
 

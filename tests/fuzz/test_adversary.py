@@ -1,5 +1,5 @@
-"""A seeded adversary against the core: random families and models, prompts, padding, chats on given caches, processors,
-sampling, drafters that are right, wrong or wild, budgets, doors. Not one token may differ from plain decoding's.
+"""Random tests of decoding with drafts, from a seed: families, prompts, padding, chats with a cache, processors,
+sampling, drafters, budgets and calls. All tokens must equal those of plain decoding.
 
 1,000 rounds; 100,000 with MMDEC_ALL=1 (`make test-all`).
 """

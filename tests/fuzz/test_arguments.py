@@ -1,7 +1,7 @@
-"""Odd arguments for every public call and for the command line, drawn from a seed.
+"""Random tests of every public call and of the command line with odd arguments, from a seed.
 
-Nothing but mmdec's own errors comes out (InputError, BatchError; TypeError for a keyword that does not exist), no call
-takes long, and each call gives the same answer twice. All 1,500 with MMDEC_ALL=1, a share of them without.
+A call may only raise mmdec's errors (InputError, BatchError; TypeError for an unknown keyword). No call may take long,
+and each must give the same result twice. All 1,500 cases with MMDEC_ALL=1, else a share of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Three thousand odd files: mmdec's own error or the file's own samples, the same twice, within the watchdog's time.
+"""Tests reading of three thousand odd sound files: each gives an mmdec error or the file's samples, twice the same, in
+limited time.
 
-Each is read in two processes whose fresh memory is filled with different bytes, each time after another recording: an
-answer that holds memory which nobody wrote differs between them.
+Each file is read in two processes whose new memory is filled with different bytes, each time after another recording.
+So a result with uninitialised memory differs between the processes.
 """
 
 from __future__ import annotations

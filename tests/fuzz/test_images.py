@@ -1,7 +1,8 @@
-"""Four thousand odd pictures: mmdec's own error or the picture's own pixels, the same twice, in time.
+"""Tests reading of four thousand odd pictures: each gives an mmdec error or the picture's pixels, twice the same, in
+limited time.
 
-Each is read in two processes whose fresh memory is filled with different bytes, each time after another picture: an
-answer that holds memory which nobody wrote, or a byte of the other picture, differs between them.
+Each file is read in two processes whose new memory is filled with different bytes, each time after another picture. So
+a result with uninitialised memory, or with bytes of the other picture, differs between the processes.
 """
 
 from __future__ import annotations

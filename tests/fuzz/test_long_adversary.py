@@ -1,5 +1,5 @@
-"""The adversary of `test_adversary.py` against windows and states: prompts of up to five windows, every class whose
-models have windows, and every family with recurrent or convolutional states.
+"""Random tests as in `test_adversary.py` for sliding windows and states: prompts of up to five windows, every class
+with windows, and every family with recurrent or convolutional states.
 
 200 rounds of each kind; 10,000 with MMDEC_ALL=1 (`make test-all`).
 """

@@ -1,5 +1,5 @@
-"""A seeded adversary against models that see, hear or read a source: families, pictures and sounds of odd sizes,
-processors, sampling, drafters, budgets, doors, malformed inputs. Not one token may differ, and no error be foreign.
+"""Random tests of models with images or sound and of encoder-decoders, from a seed: odd sizes, processors, sampling,
+drafters, budgets, calls and malformed inputs. No token may differ, and all errors must be mmdec's.
 
 50 cases; 5,000 with MMDEC_ALL=1 (`make test-all`).
 """

@@ -1,4 +1,4 @@
-"""The graph's kernels against the torch form in float64, which is itself checked against enumeration."""
+"""Compares the DAG's kernels with the torch implementation in float64, which other tests compare with enumeration."""
 
 from __future__ import annotations
 

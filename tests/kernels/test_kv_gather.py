@@ -1,4 +1,4 @@
-"""The kernel against moving one column after the other into a copy."""
+"""Compares the kernel that moves cached columns with a loop over the columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fused gather and its torch twin against log_softmax and gather in float64."""
+"""Compares the fused kernel, and the same operation in torch, with log_softmax and gather in float64."""
 
 from __future__ import annotations
 

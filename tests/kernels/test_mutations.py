@@ -1,5 +1,5 @@
-"""Each of these mistakes in a kernel is seen by the comparisons of this folder: it is put into the source, and the very
-comparison that passes for the kernel must fail."""
+"""Tests that the comparisons of this folder find mistakes: a mistake is put into a kernel's source, and the comparison
+that passes for the right kernel must fail."""
 
 from __future__ import annotations
 

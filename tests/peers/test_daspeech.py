@@ -1,4 +1,4 @@
-"""The authors' own DASpeech beside the converted one: names, encoder, graph, links, voice and decoding, random weights.
+"""Compares the authors' DASpeech with the converted one: names, encoder, graph, links, voice and decoding.
 
 DASPEECH names a clone of github.com/ictnlp/DASpeech (65c3684), whose folder holds the fairseq that it was made with;
 `make authors DASPEECH=folder` installs what that imports and runs this file.

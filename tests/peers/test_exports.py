@@ -1,6 +1,6 @@
-"""speculators' own classes judge DFlash, and what we export: they load our folders, and give our logits.
+"""Tests DFlash and exported drafters with speculators' classes: they load mmdec's folders and give the same logits.
 
-Run by `make peers`, as test_speculators.py.
+`make peers` runs this, as test_speculators.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""fairseq2's own s2t_conformer and data pipeline beside mmdec's encoder and shards; `make fairseq2` runs this file."""
+"""Compares fairseq2's s2t_conformer and data pipeline with mmdec's encoder and shards. `make fairseq2` runs this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A translator's encoder and graph as ONNX beside the networks that they were written from."""
+"""Compares a translator's encoder and graph in ONNX with the networks that they were exported from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""speculators' own EAGLE-3 and P-EAGLE judge ours: folders that its classes saved, loaded by us, logits step by step.
+"""Compares mmdec's EAGLE-3 and P-EAGLE with speculators', step by step, on folders that speculators' classes saved.
 
-`make peers` runs this in an environment of its own, because speculators pins other versions.
+`make peers` runs this in a separate environment, because speculators needs other versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where recipes are run, and what a run of Lightning's command line leaves behind."""
+"""A fixture with a folder to run recipes in; it undoes what Lightning's command line changes in the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from lightning.pytorch import seed_everything
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """LightningCLI reads the command line, seeds every generator and says so in the environment: leave no trace."""
+    """Change to a new folder, and undo the effects of LightningCLI at the end: it seeds all random generators and sets
+    environment variables. It also would read pytest's arguments."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["python"])
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):

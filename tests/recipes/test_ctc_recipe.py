@@ -1,4 +1,4 @@
-"""The CTC head's recipe runs as written on a tiny corpus and learns; resumed, it gives the same weights."""
+"""Tests the CTC head's recipe on a tiny corpus: it learns, and a resumed run gives the same weights."""
 
 from __future__ import annotations
 

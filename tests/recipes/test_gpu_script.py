@@ -1,4 +1,4 @@
-"""recipes/gpu.sh, as far as it can be tested without a GPU: its commands parse, its files exist, its time is short."""
+"""Tests recipes/gpu.sh without a GPU: its commands parse, its files exist, and its time limits are short."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A drafter of a language model that hears trains by its recipe, on a tiny target and LibriSpeech's layout; what it
-writes changes no transcript."""
+"""Tests the recipe of a drafter for an audio language model, on a tiny target and corpus; the drafter changes no
+transcript."""
 
 from __future__ import annotations
 

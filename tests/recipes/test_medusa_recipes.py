@@ -1,5 +1,5 @@
-"""Heads are trained by their recipes on a tiny Whisper and corpus: killed and resumed, from labels of both kinds; what
-the log promises is what decoding then does."""
+"""Tests the recipes of Medusa heads on a tiny Whisper and corpus: runs that are killed and resumed, both kinds of
+labels, and that the logged tokens per round are those of decoding."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Two processes (DDP over gloo, by Lightning's flags alone) train as one does with twice the batch: the same samples,
-the same losses in each of 20 steps. The quick pair always; every recipe with MMDEC_ALL."""
+"""Tests that two processes (DDP over gloo, by Lightning's flags) train as one process does with twice the batch: the
+same samples and losses in each of 20 steps. Two recipes by default, all with MMDEC_ALL=1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader's recipe runs as written on tiny text and learns to translate it; resumed, it gives the same weights."""
+"""Tests the reader's recipe on a tiny text: it learns to translate it, and a resumed run gives the same weights."""
 
 from __future__ import annotations
 

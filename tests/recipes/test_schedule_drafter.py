@@ -1,4 +1,4 @@
-"""The drafter's part of `make train`: truly trained and judged; what it begins from and goes on with."""
+"""Tests the drafter in `make train` with real training: its start, its continuation, and its evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The heads' part of `make train`: what it begins from and goes on with, and that worse heads are never shipped."""
+"""Tests the Medusa heads in `make train`: their start and continuation, and that worse heads are never shipped."""
 
 import shutil
 from collections.abc import Iterator

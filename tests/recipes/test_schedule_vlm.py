@@ -1,4 +1,4 @@
-"""The small vision-language model's part of `make train`: truly trained, judged, exported; what it begins from."""
+"""Tests the small vision-language model in `make train` with real training: start, evaluation and export."""
 
 from __future__ import annotations
 

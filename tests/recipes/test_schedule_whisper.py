@@ -1,4 +1,4 @@
-"""The small Whisper's part of `make train`: what it begins from and goes on with; no worse model is shipped."""
+"""Tests the small Whisper in `make train`: its start and continuation, and that no worse model is shipped."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Shards of a corpus: read in any order, trained on as the corpus itself, a killed run resumed exactly."""
+"""Tests shards of a corpus: reading in any order, the same training as from the corpus, and exact resumption."""
 
 from __future__ import annotations
 

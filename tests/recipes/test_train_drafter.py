@@ -1,5 +1,5 @@
-"""`mmdec train drafter`: from a list of questions to a drafter of one's own model, with pictures and without; the same
-call goes on."""
+"""Tests `mmdec train drafter`: it trains a drafter for a given model from a list of questions, with and without
+pictures, and the same call continues a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of the first and the joint stage: parsed, run as written on a tiny corpus, killed and resumed."""
+"""Tests DASpeech's recipes of the first and the joint stage on a tiny corpus: parsed, run, killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Drafters of vision-language models train by their recipes, on a tiny target and corpus: each system, a run that was
-killed, two processes; what they write decodes without loss."""
+"""Tests the recipes of drafters for vision-language models, on a tiny target and corpus: each system, a killed run, two
+processes; and that the drafters do not change the target's text."""
 
 from __future__ import annotations
 

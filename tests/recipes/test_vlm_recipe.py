@@ -1,5 +1,5 @@
-"""The small vision-language model's recipe runs as written on a tiny corpus; resumed, it gives the same weights; its
-export answers through transformers' own classes."""
+"""Tests the small vision-language model's recipe on a tiny corpus: a resumed run gives the same weights, and
+transformers' classes load the export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of voice and vocoder run as written on a tiny corpus; killed and resumed, they give the same weights."""
+"""Tests the recipes of voice and vocoder on a tiny corpus: runs that are killed and resumed give the same weights."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The small Whisper's recipe runs as written on a tiny corpus; resumed, it gives the same weights; its export loads."""
+"""Tests the small Whisper's recipe on a tiny corpus: a resumed run gives the same weights, and its export loads."""
 
 import json
 from pathlib import Path

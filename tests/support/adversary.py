@@ -1,4 +1,7 @@
-"""One attack: a random model of a random family, a random chat, random options; no drafter may change its text."""
+"""Random tests of decoding with drafts: a random model of a random family, a random chat and random options.
+
+Such a test is called an attack. The text must equal that of decoding without drafts.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +26,40 @@ from tests.support.families import attention_of, model_of
 from tests.support.wild import Wild
 
 PAD = 0
-SINGLE = {"XGLMForCausalLM"}  # families that know no float64
+SINGLE = {"XGLMForCausalLM"}  # families that do not support float64
 SMALL = ("LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "OPTForCausalLM")
-DOORS = ("generate", "stream", "custom")
+DOORS = ("generate", "stream", "custom")  # calls: `mmdec.generate`, `mmdec.stream`, `custom_generate` of transformers
 
 
 @dataclass
 class Report:
-    """What came of attacks."""
+    """The results of several attacks."""
 
     rounds: int = 0
-    tokens: int = 0
-    turns: int = 0  # of them on a given cache
-    wrong: list[str] = field(default_factory=list)  # a line for each text that is another
-    families: set[str] = field(default_factory=set)
+    tokens: int = 0  # number of new tokens that were compared
+    turns: int = 0  # number of second and third turns, which continue from a cache
+    wrong: list[str] = field(default_factory=list)  # a line for each text that differs
+    families: set[str] = field(default_factory=set)  # model classes that were tested
 
 
 @lru_cache(200)
 def network(family: str, attention: str, double: bool, seed: int, windows: bool = False) -> Any:
-    """A small random model. Attention other than its own only where the class knows "sdpa"."""
+    """Build a small random model. windows: whether it has sliding windows. double: float64."""
     model = made(family) if windows else model_of(family, seed)
     model.set_attn_implementation(attention)
     return model.double() if double else model
 
 
 def attacks(seed: int) -> Iterator[random.Random]:
-    """Random numbers of attack after attack."""
+    """Yield a random generator for each attack, without end."""
     outer = random.Random(seed)
     while True:
         yield random.Random(outer.getrandbits(64))
 
 
 def attack(rng: random.Random, family: str, report: Report, windows: int = 0) -> None:
-    """One chat of one to three turns. windows: the prompt's length at most, in windows, which the model then has; 0: it
-    has none, and prompts are short."""
+    """Test one chat of one to three turns. windows: the prompt's greatest length, in sliding windows; 0: use a model
+    without windows and a short prompt."""
     own = attention_of(family)
     attention = rng.choice((own, own, "eager", TREE_ATTENTION)) if own == "sdpa" else own
     double = attention != "eager" and family not in SINGLE and rng.random() < 0.5
@@ -72,14 +75,14 @@ def attack(rng: random.Random, family: str, report: Report, windows: int = 0) ->
         except RuntimeError as error:
             if "probability tensor" not in str(error):
                 raise
-            return  # stock's own loop cannot sample: a chunked scan of random weights may overflow
+            return  # transformers' loop cannot sample either: a chunked scan of random weights may overflow
         report.turns += turn > 0
         if not _goes_on(model, mask):
             cache = None
         held = cache
         for place in range(rng.choice((1, 3, 6))):
             if place and cache is not None:
-                held = None  # the cache goes on with the first
+                held = None  # only the first call may change the cache
             found, rounds, said = _run(rng, model, text, mask, options, held, wanted, double)
             report.rounds += rounds
             report.tokens += wanted[:, text.shape[1] :].numel()
@@ -90,7 +93,7 @@ def attack(rng: random.Random, family: str, report: Report, windows: int = 0) ->
 
 
 def _prompt(rng: random.Random, batch: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask (B, P): repetitive or not, padded on the left or not, seldom with a hole."""
+    """Draw ids and mask (B, P): repetitive or not, padded on the left or not, seldom with a masked column inside."""
     width = rng.randint(2, longest)
     rows = []
     for _ in range(batch):
@@ -106,7 +109,8 @@ def _prompt(rng: random.Random, batch: int, longest: int) -> tuple[Tensor, Tenso
 
 
 def _goes_on(model: Any, mask: Tensor) -> bool:
-    """Whether a chat may go on from its cache: states neither say how many columns they come from nor forget one."""
+    """Return whether a chat may continue from its cache. Recurrent states do not tell their number of columns and
+    cannot drop a padding column."""
     if not has_states(model.config):
         return True
     ends = mask.shape[1] - mask.long().argmax(1)
@@ -116,13 +120,13 @@ def _goes_on(model: Any, mask: Tensor) -> bool:
 
 
 def options_of(rng: random.Random, vocabulary: int = VOCABULARY) -> dict[str, Any]:
-    """Lengths, ends, processors and sampling, as arguments of `mmdec.generate`."""
+    """Draw arguments of `mmdec.generate`: lengths, end tokens, processors and sampling."""
     found: dict[str, Any] = {
         "max_new_tokens": rng.choice((1, rng.randint(2, 32), rng.randint(16, 32))),
         "pad_token_id": PAD,
         "eos_token_id": rng.sample(range(2, vocabulary), rng.choice((1, 1, 2, 5))),
         "do_sample": rng.random() < 0.35,
-        "suppress_tokens": [PAD],  # a mask is read off the text
+        "suppress_tokens": [PAD],  # because `_next` makes masks from the text
     }
     some: list[dict[str, Any]] = [
         {"repetition_penalty": rng.uniform(0.8, 1.6)},
@@ -143,7 +147,8 @@ def options_of(rng: random.Random, vocabulary: int = VOCABULARY) -> dict[str, An
 
 
 def _wanted(model: Any, text: Tensor, mask: Tensor, options: dict[str, Any], batch: int) -> Tensor:
-    """Stock `generate` from scratch; where its draws are not ours, the same call without drafts."""
+    """Return the text of transformers' `generate` without a cache. For sampled batches, whose random draws differ from
+    mmdec's, return that of mmdec without drafts."""
     given = dict(options)
     seed = given.pop("seed", None)
     if seed is not None:
@@ -164,7 +169,7 @@ def _run(
     wanted: Tensor,
     double: bool,
 ) -> tuple[Tensor, int, str]:
-    """The same with drafts: the sequences, the rounds, and how it was asked."""
+    """Decode with drafts. Returns the sequences, the number of rounds, and a description of the call."""
     drafter, name = _drafter(rng, wanted, double)
     nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
     door = rng.choice(DOORS)
@@ -204,7 +209,7 @@ def _run(
 
 
 def _reads_no_text(options: dict[str, Any]) -> bool:
-    """Whether no processor looks at the prompt: where only new ids are shown, it would be another one."""
+    """Return whether no processor looks at the prompt: else a call with the new ids alone would give another text."""
     return not {"repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"} & set(options)
 
 
@@ -220,7 +225,7 @@ def _drafter(rng: random.Random, wanted: Tensor, double: bool) -> tuple[Any, str
 
 
 def _next(rng: random.Random, text: Tensor, mask: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The next turn's prompt; the padding after a row's end is seen or not."""
+    """Make the next turn's prompt and mask. The padding after a row's end is masked or not, at random."""
     after = torch.ones_like(wanted)
     after[:, : mask.shape[1]] = mask
     if rng.random() < 0.5:

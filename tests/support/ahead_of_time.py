@@ -1,4 +1,4 @@
-"""Compiles every kernel for GPUs that need not be there: what the interpreter takes and a compiler does not.
+"""Compiles every kernel for GPUs that this machine need not have: the compiler refuses code that the interpreter runs.
 
 python -m tests.support.ahead_of_time 80 90
 """
@@ -20,7 +20,8 @@ I32, I64 = "*i32", "*i64"
 def compiled(
     kernel: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], floats: str = ""
 ) -> int:
-    """Registers are not known without a driver; the bytes of the binary are given instead. All else is an integer."""
+    """Compile a kernel. Returns the bytes of its binary. pointers, constants, floats: types of its arguments; all other
+    arguments are integers."""
     signature = {
         name: "constexpr" if name in constants else pointers.get(name, "fp32" if name in floats.split() else "i32")
         for name in kernel.arg_names

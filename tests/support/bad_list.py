@@ -1,4 +1,4 @@
-"""A list of a hundred sound files of which twenty are bad, each in another way; some of the good ones are odd."""
+"""A list of a hundred sound files. Twenty are bad, each in another way; some of the good ones are unusual."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import soundfile
 
 from tests.conftest import RATE, buzz
 
-BAD = {  # name: a part of what is said of it
+BAD = {  # name of a bad file -> a part of its error message
     "missing.wav": "does not exist",
     "directory.wav": "is a directory",
     "pipe.wav": "is a pipe",
@@ -37,14 +37,14 @@ ODD = (os.fsdecode(b"caf\xe9\xff.wav"), "two\nlines.wav", "[bold] [x.wav", "gsm.
 
 
 def encoded(samples: np.ndarray, kind: str, subtype: str | None = None, rate: int = RATE) -> bytes:
-    """A sound file's bytes."""
+    """Encode samples as a sound file's bytes."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate, format=kind, subtype=subtype)
     return buffer.getvalue()
 
 
 def write_list(folder: Path) -> tuple[list[Path], dict[Path, str]]:
-    """A hundred paths, and of the twenty bad ones what is said of them."""
+    """Write the files. Returns all hundred paths, and bad path -> a part of its error message."""
     folder.mkdir(parents=True, exist_ok=True)
     good = [folder / f"{number}.wav" for number in range(80 - len(ODD))]
     for number, path in enumerate(good):

@@ -1,4 +1,4 @@
-"""Reports of benchmarks with known figures, for whatever reads them."""
+"""Reports of benchmarks with known figures, for tests of tables, plots and files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def compared(
     accepted: int | None = None,
     **more: Any,
 ) -> list[Comparison]:
-    """The rows of `n` inputs, twice each, where both clocks show these ratios. tokens, accepted: of a round, of 100."""
+    """Make report rows of `n` inputs, measured twice each. decoder, wall: the ratios on the two clocks. tokens: tokens
+    a round. accepted: drafted tokens accepted in 100 rounds."""
     ours = [measurement(0.25, 0.25, 100, round(100 * tokens), accepted=accepted)] * 2
     theirs = [measurement(0.25 * decoder * share, 0.25 * wall * share) for share in (0.9, 1.1)]
     sides = {subject: [ours] * n, baseline: [theirs] * n}
@@ -135,7 +136,7 @@ def speech() -> BenchReport:
 
 
 def of_shapes(bench: str, title: str, *names: tuple[str, str, str, str]) -> BenchReport:
-    """names: of each row the subject, the baseline, the group and what is timed."""
+    """Make a report. names: of each row the subject, the baseline, the group and what is timed."""
     rows = tuple(paired(1.3).row(*name[:3], "shape", name[3]) for name in names)
     return BenchReport(bench, title, HARDWARE, comparisons=rows, not_measured={"GPU kernels": "the CPU was asked for"})
 
@@ -170,12 +171,12 @@ ALL = {
 
 
 def run(*names: str) -> BenchRun:
-    """The benchmarks of these names; of all without one."""
+    """Make a run of the benchmarks with these names; without names, of all."""
     return BenchRun(tuple(ALL[name] for name in names or ALL), {})
 
 
 def check_form(report: BenchReport) -> None:
-    """What readers of a report count on: a saved run finds its rows again, and JSON holds it."""
+    """Assert that a report is well formed: its rows have different keys, and it can be written as JSON."""
     assert report.comparisons
     assert report.hardware["commit"] or report.hardware["date"]
     assert len({row.key for row in report.comparisons}) == len(report.comparisons)

@@ -17,13 +17,14 @@ from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 @dataclass
 class ToySession:
-    texts: list[list[int]]  # what the cache holds
-    draft: Draft | None = None  # scored and not yet committed
-    passes: list[int] = field(default_factory=list)  # columns of each
+    texts: list[list[int]]  # each row's tokens in the cache
+    draft: Draft | None = None  # the draft that was scored and not yet committed
+    passes: list[int] = field(default_factory=list)  # number of columns of each pass
 
 
 class Toy:
-    """A target whose logits are a hash of the whole text, mixed with another's where the two are to agree partly."""
+    """A target whose logits are a hash of the whole text. blend: another target; the logits are then the mean of both,
+    weighted by `share`, so that the two targets agree partly."""
 
     hidden_size = 1
     device = torch.device("cpu")
@@ -72,7 +73,7 @@ class Toy:
 
     def commit(self, session: ToySession, verdict: Verdict) -> None:
         assert session.draft is not None, "nothing to commit"
-        if session.passes:  # before the first pass the draft is the prompt's last token, which the cache has
+        if session.passes:  # before the first pass the draft is the prompt's last token, which is in the cache
             for row, path in enumerate(verdict.path.tolist()):
                 nodes = [node for node in path if node >= 0]
                 parents = session.draft.parents[row, nodes].tolist()
@@ -85,7 +86,7 @@ class Toy:
 
 
 def start(drafter: SmallModel, prompts: list[list[int]], tokens: list[int], vocab: int) -> Any:
-    """A memory after the prompts' round, which gave one token for each row."""
+    """Return a drafter's memory after the prompts' round. tokens: the token that this round gave each row."""
     ids = torch.tensor(prompts)
     memory = drafter.start(Context(ids, torch.ones_like(ids).bool(), ids[None], ids[:, 0]))
     given = torch.tensor(tokens)

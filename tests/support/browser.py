@@ -8,12 +8,12 @@ from typing import Any
 from tests.support.demo_server import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # the page must need nothing from elsewhere
+OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # the page must not need the network
 PATIENCE = 300_000  # milliseconds that a page may take before a test fails
 
 
 def opened(browser: Any, server: Server, **options: Any) -> Any:
-    """A page of its own session; what its script complains of is kept in `page.complaints`."""
+    """Open the demo in a new session. Errors of its script are collected in `page.complaints`."""
     context = browser.new_context(reduced_motion="reduce", **options)
     context.set_default_timeout(PATIENCE)
     page = context.new_page()

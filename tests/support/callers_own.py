@@ -1,6 +1,6 @@
-"""Processors, criteria and functions as callers write them: six that read each row by itself, six that do not.
+"""Logits processors, stopping criteria and functions as users write them: six treat each row alone, six do not.
 
-Each is made anew for a run, as it may keep a state.
+Each is made anew for a run, because it may have a state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Options = dict[str, Any]
 
 
 class Grammar(LogitsProcessor):
-    """Each row has a rule of its own."""
+    """Forbids tokens by a rule that depends on the row's number."""
 
     def __call__(self, ids: Any, scores: Any) -> Any:
         out = scores.clone()
@@ -28,7 +28,7 @@ class Grammar(LogitsProcessor):
 
 
 class Biases(LogitsProcessor):
-    """Holds a number for each row and token."""
+    """Adds a bias that differs for each row and token."""
 
     def __init__(self, rows: int) -> None:
         self.bias = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(rows))
@@ -38,7 +38,7 @@ class Biases(LogitsProcessor):
 
 
 class Counting:
-    """Another token is favoured at every call. It is no class of transformers."""
+    """Favours another token at each call. It is not a subclass of a transformers class."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -49,7 +49,7 @@ class Counting:
 
 
 def allowed() -> Callable[[int, Tensor], list[int]]:
-    """A function of a row and its text, which remembers what it was asked about that row."""
+    """Make a `prefix_allowed_tokens_fn` that depends on the row, and checks that each row's text grows."""
     seen: dict[int, int] = {}
 
     def tokens(row: int, text: Tensor) -> list[int]:
@@ -61,7 +61,7 @@ def allowed() -> Callable[[int, Tensor], list[int]]:
 
 
 class Occurrences(StoppingCriteria):
-    """Ends a row after so many even tokens; each row has a count and a limit of its own."""
+    """Ends a row after a number of even tokens; each row has its own count and limit."""
 
     def __init__(self, rows: int) -> None:
         self.seen = [0] * rows
@@ -73,14 +73,15 @@ class Occurrences(StoppingCriteria):
 
 
 class Endings(StoppingCriteria):
-    """Ends each row at tokens of its own; keeps nothing."""
+    """Ends each row at tokens that depend on the row's number; it has no state."""
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         return input_ids[:, -1] % 5 == torch.arange(len(input_ids)) % 5
 
 
 class Unsure(StoppingCriteria):
-    """Ends a row at a token that was not probable, or at three in a row that were; reads all scores so far."""
+    """Ends a row when its best token is improbable, or when the last nine were nearly certain; uses all scores so
+    far."""
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         best = torch.stack([step.softmax(-1).amax(-1) for step in scores], 1)
@@ -88,14 +89,14 @@ class Unsure(StoppingCriteria):
 
 
 class Centred(LogitsProcessor):
-    """Takes the mean of the batch off."""
+    """Subtracts most of the batch's mean score."""
 
     def __call__(self, ids: Any, scores: Any) -> Any:
         return scores - 0.7 * scores.mean(0)
 
 
 def distinct(ids: Tensor, scores: Tensor) -> Tensor:
-    """No row may say what another one said last."""
+    """Forbid each row the last tokens of the other rows."""
     out = scores.clone()
     for row in range(len(ids)):
         out[row, [int(text[-1]) for other, text in enumerate(ids) if other != row]] = -torch.inf
@@ -103,14 +104,14 @@ def distinct(ids: Tensor, scores: Tensor) -> Tensor:
 
 
 class Shared(RepetitionPenaltyLogitsProcessor):
-    """A subclass of transformers' own, which does something else: what one row said is dear to all."""
+    """A subclass of a transformers class with another behaviour: tokens of any row are penalised in all rows."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return super().__call__(input_ids.reshape(1, -1).expand(len(input_ids), -1), scores)
 
 
 class Patience(StoppingCriteria):
-    """Ends everything after so many calls, and says so with a bool."""
+    """Ends all rows after 13 calls, and returns a bool instead of a tensor."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -121,14 +122,14 @@ class Patience(StoppingCriteria):
 
 
 class FirstRow(StoppingCriteria):
-    """As model cards have it: the first row's last token ends everything."""
+    """Ends all rows by the first row's last token, as examples in model cards do."""
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         return bool(input_ids[0][-1] % 7 == 3)
 
 
 class AllRows(StoppingCriteria):
-    """Ends once every row has had such a token."""
+    """Ends all rows once each row has had one of certain tokens."""
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         had = (input_ids[:, 14:] % 6 == 1).any(1)
@@ -136,7 +137,7 @@ class AllRows(StoppingCriteria):
 
 
 def declared(given: Any) -> Any:
-    """It says that rows are independent."""
+    """Mark a processor or criterion as treating rows independently."""
     given.mmdec_row_wise = True
     return given
 
@@ -162,5 +163,5 @@ KINDS = (*ROW_WISE, *COUPLED)
 
 
 def options_of(kind: str, rows: int, say: Callable[[Any], Any] = lambda given: given) -> Options:
-    """What `generate` is given; a row-wise one says so where `say` is `declared`."""
+    """Make the options of `generate` for a kind. say: applied to row-wise ones, such as `declared`."""
     return ROW_WISE[kind](rows, say) if kind in ROW_WISE else COUPLED[kind]()

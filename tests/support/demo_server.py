@@ -1,8 +1,8 @@
-"""The demo's page in a process of its own, for tests: it says its port, then answers questions line by line.
+"""The demo's page in a separate process, for tests. It prints its address, then answers questions line by line.
 
-"running" -> requests that are being decoded, "memory" -> resident bytes, "cpu" -> milliseconds of processor time since
-the start, "sound" -> milliseconds until a translated sample's sound is told: wall clock and processor; the end of the
-input ends it.
+"running" -> number of requests that are being decoded; "memory" -> resident bytes; "cpu" -> milliseconds of processor
+time since the start; "sound" -> milliseconds until a translated sample's sound is reported, wall clock and processor.
+The process ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class Server:
-    """The other process, as a test sees it."""
+    """The page's process, for the test that started it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.address: str = self._answer()["address"]
 
     def ask(self, question: str) -> Any:
-        """Raises where the server has died."""
+        """Ask a question and return the answer. Raises AssertionError if the server has died."""
         assert self._process.stdin is not None
         self._process.stdin.write(question + "\n")
         self._process.stdin.flush()
@@ -43,15 +43,15 @@ class Server:
 
 
 def true_english() -> dict[str, list[str]]:
-    """What the French samples mean: every accepted English text, by the French one, in the page's order."""
+    """Return the French samples' accepted translations: French text -> English texts, in the page's order."""
     lines = (ROOT / "data" / "samples" / "samples.tsv").read_text(encoding="utf-8").splitlines()
     return {french: english for _, french, *english in (line.split("\t") for line in lines)}
 
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[Server]:
-    """A server whose uploads lie in `folder`; what it wrote to stderr lies there, too. words: "warm" runs every model
-    before the page is there, as `mmdec demo` does."""
+    """Run a server with its uploads and its stderr in `folder`. words: "warm": run every model once before the page is
+    served, as `mmdec demo` does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRADIO_TEMP_DIR": str(folder / "uploads")}
     with (folder / "stderr").open("w") as said:
         process = subprocess.Popen(
@@ -78,7 +78,8 @@ def serving(folder: Path, *words: str) -> Iterator[Server]:
 
 
 def sound() -> list[float]:
-    """The first sample through the tab's own work, without Gradio."""
+    """Translate the first sample with the tab's function, without Gradio. Returns milliseconds until its sound was
+    reported: wall clock and processor."""
     from mmdec.demo import background, translate
 
     way = translate.own_way()
@@ -103,11 +104,11 @@ def main() -> None:
             quiet=True, prevent_thread_lock=True, inbrowser=False, **page.options(blocks, "127.0.0.1", ["demo.example"])
         )
         answer(address)
-    os._exit(0)  # Gradio's threads are not waited for
+    os._exit(0)  # do not wait for Gradio's threads
 
 
 def answer(address: str) -> None:
-    """Say the address, then answer questions until the input ends."""
+    """Print the address, then answer questions until the input ends."""
     from mmdec.demo import background
 
     print(json.dumps({"address": address}), flush=True)

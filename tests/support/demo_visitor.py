@@ -1,4 +1,4 @@
-"""A visitor of the demo without a browser: what the page's own script sends, over HTTP."""
+"""A visitor of the demo without a browser: it sends the HTTP requests that the page's script would send."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 
-SECONDS = 600.0  # that an answer may take before a test fails
+SECONDS = 600.0  # time limit of an answer
 
 
 class Visitor:
-    """One session. `address` is the page's, with its slash."""
+    """One session. address: the page's, with a slash at its end."""
 
     def __init__(self, address: str) -> None:
         self.client = httpx.Client(base_url=address, timeout=SECONDS)
@@ -29,7 +29,7 @@ class Visitor:
         self.client.close()
 
     def event(self, label: str) -> dict[str, Any]:
-        """What happens on the server when the button of this label is pressed."""
+        """Return the description of the event that the button with this label starts on the server."""
         for dependency in self.config["dependencies"]:
             for target, kind in dependency["targets"]:
                 named = self._components.get(target, {}).get("props", {}).get("value") == label
@@ -38,11 +38,11 @@ class Visitor:
         raise AssertionError(f"no button {label}")
 
     def values(self, event: dict[str, Any]) -> list[Any]:
-        """What the event's inputs hold at the beginning."""
+        """Return the initial values of the event's inputs."""
         return [self._components[number]["props"].get("value") for number in event["inputs"]]
 
     def press(self, label: str, values: list[Any] | None = None) -> str:
-        """Press a button; the event's id."""
+        """Press a button. Returns the event's id."""
         event = self.event(label)
         body = {
             "data": self.values(event) if values is None else values,
@@ -55,7 +55,7 @@ class Visitor:
         return answer.json()["event_id"]
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What the server says of this session's events, until all are over."""
+        """Yield the server's messages on this session's events, until all have ended."""
         with self.client.stream(
             "GET", "gradio_api/queue/data", params={"session_hash": self.session}, timeout=SECONDS
         ) as lines:
@@ -67,12 +67,12 @@ class Visitor:
                         return
 
     def cancel(self, label: str, event_id: str) -> None:
-        """As the page's Stop button."""
+        """Stop an event, as the page's Stop button does."""
         body = {"session_hash": self.session, "fn_index": self.event(label)["id"], "event_id": event_id}
         self.client.post("gradio_api/cancel", json=body).raise_for_status()
 
     def upload(self, path: Path) -> dict[str, Any]:
-        """A file's place on the server, as an input's value."""
+        """Upload a file. Returns it as an input's value."""
         with path.open("rb") as file:
             answer = self.client.post("gradio_api/upload", files={"files": (path.name, file)})
         answer.raise_for_status()

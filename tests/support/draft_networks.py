@@ -1,4 +1,4 @@
-"""Tiny draft networks, and what a drafter must propose, recomputed from scratch each time."""
+"""Tiny draft networks, and references that recompute from scratch what a drafter must propose."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ Path = tuple[int, ...]
 
 
 def draft_network(system: str, model: Any, seed: int = 0, **changes: Any) -> DraftNetwork:
-    """With random weights, for a model of transformers and in its precision."""
+    """Build a draft network with random weights for a model, in the model's precision."""
     kind = network_class(system)
     torch.manual_seed(seed)
     network = kind(kind.config_class.like(model.config.get_text_config(decoder=True), **changes))
     for weight in network.parameters():
         if weight.dim() > 1:
-            nn.init.normal_(weight, std=0.3)  # sharp enough that ranks differ
+            nn.init.normal_(weight, std=0.3)  # large enough to keep scores apart
     return network.to(model.device, model.dtype).eval()
 
 
 def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **changes: Any) -> Any:
-    """A drafter with random weights: TreeGrowing, or FLASH's."""
+    """Build a drafter with random weights: `TreeGrowing`, or `Flash`."""
     network = draft_network(system, model, seed, **changes)
     kind: Any = Flash if isinstance(network, FlashNetwork) else TreeGrowing
     return kind(network, model.get_input_embeddings(), model.get_output_embeddings(), width)
 
 
 def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGrowing:
-    """A drafter that knows one text (1, T) of its model, three steps ahead, and nothing else."""
+    """Train a drafter to predict one text (1, T), three tokens ahead."""
     kind = network_class(system)
     torch.manual_seed(0)
     network = kind(kind.config_class.like(model.config))
@@ -66,7 +66,7 @@ def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGr
         loss = torch.zeros(())
         for step, hidden in enumerate(unrolled(network, read_columns(network, [reading]), 3)):
             loss = loss + nn.functional.cross_entropy(drafter.logits(hidden)[0], wanted[step:])
-            if system != "eagle3":  # whose states need not be the target's
+            if system != "eagle3":  # its states need not resemble the target's
                 loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
         optimizer.zero_grad()
         loss.backward()
@@ -75,8 +75,10 @@ def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGr
 
 
 def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[int], path: Path) -> Tensor:
-    """Log-probabilities (V,) after `path` below the end of `text`, in one uncached pass over all columns but those that
-    know more than the path. features (T, H): the target's, of every token but the last."""
+    """Compute the draft network's log-probabilities (V,) of the token after `text` and then `path`, without a cache.
+
+    features: (T, H), the target's, of all tokens of `text` but the last.
+    """
     network, embedding = drafter.network, drafter.embedding
     with torch.inference_mode():
         if isinstance(network, DFlash):
@@ -104,7 +106,7 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
 
 
 def dflash_scores(drafter: Any, features: Tensor, root: int) -> Tensor:
-    """Log-probabilities (K, V) of all depths of DFlash's draft, by the naive reading."""
+    """Compute the log-probabilities (K, V) of all K depths of DFlash's draft, with `naive_block`."""
     network, config = drafter.network, drafter.network.config
     block = drafter.embedding(torch.tensor([root, *[config.mask_token] * (config.block_size - 1)]))
     options = {"heads": config.num_attention_heads, "dim": config.head_dim, "layers": config.num_hidden_layers}
@@ -115,8 +117,8 @@ def dflash_scores(drafter: Any, features: Tensor, root: int) -> Tensor:
 
 
 def blocks_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
-    """Paths of the best-first tree below the root, by brute force: the likeliest of all of at most `width` tokens of
-    each depth. score: as for `eagles_tree`; it reads a path's length alone."""
+    """Return the paths of DFlash's or P-EAGLE's tree below the root, by brute force: the `nodes` likeliest of all
+    paths of the `width` best tokens of each depth. score: as for `eagles_tree`; only the path's length matters."""
     if nodes <= depth:
         return eagles_tree(score, width, nodes, depth)
     found: list[tuple[float, Path]] = []
@@ -133,12 +135,14 @@ def blocks_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
 def _slot(
     network: FlashNetwork, embedding: Any, states: Tensor, positions: Tensor, feature: Tensor, path: Path
 ) -> Tensor:
-    """What FLASH reads the token after `path` from: the slot of that number behind the columns' slots 0, states
-    (1, M, H); of a longer path the same behind the columns of its first k tokens."""
+    """Compute the state (H,) from which FLASH predicts the token after `path`.
+
+    states: (1, M, H), the columns so far. The first `slots` tokens of a longer path become columns.
+    """
     count = network.slots
     slots = network.slot_states(states[0, -1])
     after = torch.cat([positions, positions[-1] + torch.arange(1, count)])
-    hidden, _ = network.layer(torch.cat([states, slots[None, 1:]], 1), after[None])  # in order: each sees what it may
+    hidden, _ = network.layer(torch.cat([states, slots[None, 1:]], 1), after[None])  # causal
     slots = network.finish(hidden[0, -count:], feature)
     told, refined = torch.zeros_like(feature), [slots[0]]
     for index, token in enumerate(path[:count]):
@@ -154,7 +158,8 @@ def _slot(
 
 
 def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
-    """Paths of EAGLE-2's tree below the root, by brute force; `score` gives log-probabilities (V,) after a path."""
+    """Return the paths of EAGLE-2's tree below the root, by brute force. score: path -> log-probabilities (V,) of the
+    next token."""
     if nodes <= depth:
         path: Path = ()
         for _ in range(nodes):
@@ -174,8 +179,8 @@ def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
 
 
 def ended_chain(scores: list[Any], nodes: int, threshold: float) -> int:
-    """Nodes of a chain that ends with the first whose chance, on the mean of the rows, is below the threshold; scores:
-    each row's, as `eagles_tree` takes it."""
+    """Count the nodes of a chain that ends at the first node whose probability, as the mean over rows, is below the
+    threshold. scores: of each row, as `score` of `eagles_tree`."""
     chances, paths = [1.0] * len(scores), [list[int]() for _ in scores]
     for length in range(nodes):
         if length and sum(chances) / len(scores) < threshold:
@@ -188,7 +193,7 @@ def ended_chain(scores: list[Any], nodes: int, threshold: float) -> int:
 
 
 def paths(draft: Draft, row: int) -> list[Path]:
-    """Tokens from below the root down to each node; checks that the tree is one and holds no node twice."""
+    """Return the path of each node: its tokens from below the root. Asserts that the draft is a tree without twins."""
     size, parents, tokens = int(draft.size[row]), draft.parents[row].tolist(), draft.tokens[row].tolist()
     assert parents[0] == -1
     found: list[Path] = [()]
@@ -203,7 +208,7 @@ class Checked(ForwardingDrafter):
     """Runs a tree-growing drafter, and compares each of its drafts with one recomputed from scratch."""
 
     def __init__(self, drafter: Any, model: Any, images: dict[str, Any] | None = None) -> None:
-        """images: a batch of one's further inputs, such as its pixels."""
+        """images: further inputs of the model for a batch of one, such as pixels."""
         super().__init__(drafter)
         self.model = model
         self.images = images or {}
@@ -238,7 +243,7 @@ class Checked(ForwardingDrafter):
         return draft
 
     def _score(self, context: Context, text: list[int]) -> Any:
-        """Log-probabilities after a path below the end of a text."""
+        """Return a function: path -> log-probabilities (V,) of the token after this text and the path."""
         layers, known = self.needs.layers, dict[Path, Tensor]()
         states = self.model(torch.tensor([text]), **self.images, output_hidden_states=True).hidden_states
         features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in layers], -1)
@@ -264,7 +269,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
 
 
 def begun(model: Any, drafter: TreeGrowing, prompts: list[list[int]], roots: list[int]) -> Memory:
-    """A memory after the prompts' round, which gave these roots."""
+    """Return a drafter's memory after the prompts' round. roots: the token that this round gave each row."""
     _, context, draft, scores = TextTarget(model).prefill(padded(prompts), drafter.needs)
     memory = drafter.start(context)
     given = torch.tensor(roots)
@@ -274,7 +279,7 @@ def begun(model: Any, drafter: TreeGrowing, prompts: list[list[int]], roots: lis
 
 
 class Watched:
-    """A drafter whose contexts and memories a test can see."""
+    """Wraps a drafter and records its contexts' `carried` and its memories."""
 
     def __init__(self, drafter: TreeGrowing) -> None:
         self.drafter, self.needs, self.name = drafter, drafter.needs, drafter.name

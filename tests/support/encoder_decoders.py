@@ -1,4 +1,4 @@
-"""A small random encoder-decoder of each family that is accepted, and inputs of several lengths for it."""
+"""A small random encoder-decoder of each supported family, and inputs of several lengths for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T5: dict[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
-    "relative_attention_num_buckets": 8,  # few, so that a wrong distance tells
+    "relative_attention_num_buckets": 8,  # few, so that a wrong distance changes the logits
     "relative_attention_max_distance": 16,
 }
 MOONSHINE: dict[str, Any] = {
@@ -94,15 +94,15 @@ CLASSES: dict[str, dict[str, Any]] = {
     "SeamlessM4Tv2ForTextToText": SEAMLESS,
     "SeamlessM4Tv2ForSpeechToText": SEAMLESS,
 }
-SPREAD = 0.3  # of random weights: texts that repeat themselves, and clear argmaxes
+SPREAD = 0.3  # standard deviation of random weights: it gives repetitive texts and clear argmaxes
 
 
 @lru_cache(40)
 def encoder_decoder(name: str, attention: str = "eager", seed: int = 0, **sizes: Any) -> Any:
-    """Two layers a side, float32, with random weights. name: the class."""
+    """Build a model with two encoder and two decoder layers, float32, random weights. name: the class."""
     kind: Any = getattr(transformers, name)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # each sets token ids that its generation reads
+    logging.set_verbosity_error()  # building a model warns about its token ids
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -118,12 +118,12 @@ def encoder_decoder(name: str, attention: str = "eager", seed: int = 0, **sizes:
 
 
 def attentions(name: str) -> list[str]:
-    """The implementations that the class knows."""
+    """List the attention implementations that the class supports."""
     return ["sdpa", "eager"] if getattr(transformers, name)._supports_sdpa else ["eager"]
 
 
 def sources(model: Any, batch: int, seed: int = 0) -> dict[str, Any]:
-    """An encoder's inputs, padded on the right: texts that repeat themselves, or sound."""
+    """Draw an encoder's inputs, padded on the right: repetitive texts, or sound."""
     generator = torch.Generator().manual_seed(seed)
     name = model.main_input_name
     size = 15 if name == "input_ids" else 4000 if name == "input_values" else 60

@@ -1,8 +1,9 @@
-"""Every causal class of transformers in small, its windows on: what becomes of drafts.
+"""Tests whether drafting is exact for every causal class of transformers, on small models with sliding windows.
 
-`python -m tests.support.every_class OUTPUT.jsonl [NAME ...]` tries each class in a process of its own, which is ended
-after `SECONDS`, and appends one line of JSON; classes that OUTPUT has are passed over, so that the same call goes on.
-`python -m tests.support.every_class OUTPUT.jsonl --table` prints the table of docs/reference/classes.md.
+`python -m tests.support.every_class OUTPUT.jsonl [NAME ...]` tests each class in a separate process, which is ended
+after `SECONDS`, and appends one line of JSON for it. Classes that are in OUTPUT already are skipped, so that the same
+call continues. `python -m tests.support.every_class OUTPUT.jsonl --table` prints the table of
+docs/reference/classes.md.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from tests.support.recurrent import OWN as RECURRENT
 from tests.support.recurrent import recurrent_config
 from tests.support.wild import Wild
 
-SECONDS = 300
-LONGEST = 240  # signs of a reason
+SECONDS = 300  # time limit of a class
+LONGEST = 240  # the most characters of a reason
 NEW = 24  # tokens of each text
-LENGTHS = (21, 15, 9, 4)  # of the rows of a batch: two and a half windows to half of one
+LENGTHS = (21, 15, 9, 4)  # tokens of a batch's rows: from half a window to two and a half
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "classes.md"
 CLASSES = sorted(
     {
@@ -77,9 +78,9 @@ PLAIN: dict[str, Any] = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
-# decoders of models with encoders
+# families of encoder-decoders, whose decoders alone are causal models
 SEQUENCES = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Marian Mvp PLBart Pegasus ProphetNet Whisper"
-# classes that `tiny` cannot make small, or whose defaults lack something
+# settings of classes that `small_model` cannot make small, or whose default configuration does not work
 SMALL: dict[str, dict[str, Any]] = {
     "Gemma3nForCausalLM": GEMMA,
     "Gemma4ForCausalLM": {**GEMMA, "per_layer_config": {1: {"head_dim": 16}, 3: {"head_dim": 16}}},
@@ -149,20 +150,24 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a class: exact, refused, excluded (no text of its own can be had in small), or wrong."""
+    """The result of testing one class.
+
+    outcome: "exact", "wrong" (a text differs), "undrafted" (no draft was accepted), "refused" by mmdec, "excluded" (no
+        small model of the class can generate) or "error" (the test failed).
+    """
 
     name: str
     outcome: str
     reason: str = ""
-    windows: bool = False  # whether a layer of the model has one
-    calls: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    windows: bool = False  # whether a layer of the model has a sliding window
+    calls: int = 0  # number of compared texts
+    drafted: int = 0  # number of drafted tokens
+    accepted: int = 0  # number of accepted ones
     seconds: float = 0.0
 
 
 def windowed_config(name: str) -> PreTrainedConfig:
-    """A class's defaults, with windows in some layers where it knows any."""
+    """Make a class's default configuration, with sliding windows in some layers if the class has such a setting."""
     short = name.removesuffix("ForCausalLM")
     if short in RECURRENT:
         return recurrent_config(short)
@@ -182,7 +187,7 @@ def windowed_config(name: str) -> PreTrainedConfig:
 
 
 def made(name: str) -> Any:
-    """A small random model of a class."""
+    """Build a small random model of a class."""
     kind: Any = getattr(transformers, name)
     attention = "sdpa" if kind._supports_sdpa else "eager"
     if name not in SMALL:
@@ -200,7 +205,7 @@ def made(name: str) -> Any:
 
 
 def short_reason(error: BaseException) -> str:
-    """An error in one line."""
+    """Write an error as one short line."""
     text = str(error).split(" These families work:")[0].split(" Of models that do,")[0]
     text = re.sub("must be a Whisper, .* or a decoder-only language", "must be a decoder-only language", text)
     if not isinstance(error, InputError):
@@ -209,7 +214,7 @@ def short_reason(error: BaseException) -> str:
 
 
 def prompts(name: str, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Rows of so many tokens that repeat themselves, padded on the left."""
+    """Make repetitive prompts of these lengths, padded on the left."""
     rng, width = random.Random(name), max(lengths)
     rows = [([rng.randrange(3, VOCABULARY) for _ in range(5)] * width)[:length] for length in lengths]
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
@@ -218,7 +223,7 @@ def prompts(name: str, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 
 def tried(name: str) -> Outcome:
-    """Decode with a class in each way, beside transformers' own loop."""
+    """Decode with a class in several ways, and compare with transformers' `generate`."""
     started = time.perf_counter()
     try:
         model = made(name)
@@ -264,7 +269,8 @@ def tried(name: str) -> Outcome:
 
 
 def _without_weights(name: str, why: str) -> Outcome:
-    """A class of which no text can be had: refused if its defaults are, else excluded."""
+    """Judge a class whose small model cannot generate: "refused" if mmdec refuses its default model, else
+    "excluded"."""
     kind: Any = getattr(transformers, name)
     try:
         with torch.device("meta"):
@@ -302,7 +308,7 @@ def _child(name: str, pipe: Any) -> None:
 
 
 def outcome_of(name: str) -> Outcome:
-    """Try a class in a process of its own, which a hang or a crash ends alone."""
+    """Test a class in a separate process, so that a hang or a crash ends only that process."""
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(name, there))
@@ -319,7 +325,7 @@ def outcome_of(name: str) -> Outcome:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The outcomes as a table in Markdown."""
+    """Write the outcomes as a Markdown table."""
     lines = ["| class | outcome | window | reason |", "|---|---|---|---|"]
     for row in sorted(rows, key=lambda row: row["name"].lower()):
         lines.append(f"| {row['name']} | {row['outcome']} | {'yes' if row['windows'] else ''} | {row['reason']} |")
@@ -327,18 +333,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def windowed() -> list[str]:
-    """The exact classes whose models have windows, by the page; an older transformers knows fewer."""
+    """List the exact classes with windows in docs/reference/classes.md that the installed transformers has."""
     named = re.findall(r"^\| (\w+) \| exact \| yes \|", PAGE.read_text("utf-8"), re.MULTILINE)
     return [name for name in named if name in CLASSES]
 
 
 def recorded() -> dict[str, str]:
-    """Each class's outcome by the page."""
+    """Read each class's outcome from docs/reference/classes.md."""
     return dict(re.findall(r"^\| (\w+) \| (exact|refused|excluded) \|", PAGE.read_text("utf-8"), re.MULTILINE))
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     output, *names = sys.argv[1:]
     path = Path(output)
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []

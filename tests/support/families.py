@@ -1,4 +1,4 @@
-"""A small random model of each family that is accepted: transformers' own defaults, made tiny."""
+"""A small random model of each supported family: transformers' default configuration with tiny sizes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mmdec.targets.probe import small_model
 from tests.support.recurrent import OWN as RECURRENT
 from tests.support.recurrent import recurrent_config
 
-OWN: dict[str, dict[str, Any]] = {  # what a default configuration lacks
+OWN: dict[str, dict[str, Any]] = {  # settings without which a family's default configuration does not work
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "Dots1ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "GPTNeoForCausalLM": {"num_layers": 2, "attention_types": [[["global"], 2]], "attention_layers": ["global"] * 2},
-    "MptForCausalLM": {"use_cache": True},  # without it stock `generate` reads a chat's cache twice
+    "MptForCausalLM": {"use_cache": True},  # without it transformers' `generate` uses a chat's cache twice
 }
 OFF = {"sliding_window": None, "use_sliding_window": False, "is_decoder": True}
 
 
 def config_of(family: str) -> PreTrainedConfig:
-    """The defaults of a family, windows off."""
+    """Make a family's default configuration, without sliding windows."""
     if (short := family.removesuffix("ForCausalLM")) in RECURRENT:
         return recurrent_config(short)
     kind: Any = getattr(transformers, family).config_class
@@ -34,10 +34,10 @@ def config_of(family: str) -> PreTrainedConfig:
 
 
 def attention_of(family: str) -> str:
-    """The implementation that the class knows."""
+    """Return the class's attention implementation: "sdpa" if it supports it, else "eager"."""
     return "sdpa" if getattr(transformers, family)._supports_sdpa else "eager"
 
 
 def model_of(family: str, seed: int = 0) -> PreTrainedModel:
-    """Two small layers, float32."""
+    """Build a model of two small layers, float32."""
     return small_model(getattr(transformers, family), config_of(family), attention_of(family), seed)

@@ -1,8 +1,8 @@
-"""Runs pieces of Python, each in a process of its own: `python -m tests.support.forked < jobs.json > results.json`.
+"""Runs pieces of Python, each in a separate process: `python -m tests.support.forked < jobs.json > results.json`.
 
-torch, transformers, mmdec and the models that calls use by default are loaded once; each piece then runs in a fork of
-that process, in namespace and folder of its own. A piece takes its own seconds instead of another import of everything,
-which is most of a small example.
+torch, transformers, mmdec and the models that calls use by default are loaded once. Each piece then runs in a fork of
+that process, with its own namespace and folder. So the import, which takes most of a small example's time, is done
+once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-SECONDS = 300
+SECONDS = 300  # time limit of a piece
 DEFAULTS = ("daspeech-everyday", "whisper-phrasebook", "vlm-scenes")  # models of calls that name none
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """job: "name", "code" and the "folder" that it runs in. Gives its name, returncode, stdout and stderr."""
+    """Run one piece in a fork. job: its "name", its "code" and the "folder" to run in. Returns its "name",
+    "returncode", "stdout" and "stderr"."""
     folder = Path(job["folder"])
     paths = folder / "stdout.txt", folder / "stderr.txt"
     sys.stdout.flush()
@@ -48,7 +49,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def results_of(jobs: list[dict[str, Any]], cache: Path) -> dict[str, dict[str, Any]]:
-    """What `run` gives of each job, by its name. Hub ids are those in `cache`; warnings are errors."""
+    """Run all jobs in a new process. Returns name -> result of `run`. cache: a hub cache, used without network.
+    Warnings are errors."""
     root = Path(__file__).parents[2]
     own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -65,7 +67,7 @@ def results_of(jobs: list[dict[str, Any]], cache: Path) -> dict[str, dict[str, A
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     import torch
     import transformers
 
@@ -74,10 +76,10 @@ def main() -> None:
     assert torch.__version__
     assert transformers.__version__
     for name in ("translate_speech", "transcribe", "describe", "generate"):
-        getattr(mmdec, name)  # what they import
+        getattr(mmdec, name)  # imports the modules that the call needs
     for name in DEFAULTS:
-        mmdec.load(name)  # once here, else in each piece
-    gc.freeze()  # pieces need not look through what they share
+        mmdec.load(name)  # the forks share the loaded model
+    gc.freeze()  # the forks' garbage collectors need not scan the shared objects
     print(json.dumps([run(job) for job in json.load(sys.stdin)]))
 
 

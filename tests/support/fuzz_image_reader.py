@@ -1,4 +1,4 @@
-"""Reads odd pictures in a process of its own: what `read_image` says of each, one JSON line."""
+"""Reads odd pictures in a separate process, and writes the result of `read_image` for each as a JSON line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from mmdec.images import read_image
 from mmdec.types import InputError
 from tests.support.odd_images import write_odd_image
 
-SECONDS = 60  # for one file
+SECONDS = 60  # time limit of one file
 
 
 def main(folder: Path, first: int, last: int, seed: int, written: Path) -> None:
-    """seed: of the picture that is read before each one."""
+    """Read the odd pictures with the numbers first ... last - 1. seed: of the other picture that is read before each.
+    written: the file for the results."""
     before = np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8)
     with written.open("w", encoding="utf-8") as lines:
         for number in range(first, last):

@@ -1,7 +1,7 @@
-"""Reads odd files and says of each what came of it, a line of JSON each: a process of its own, for a decoder may hang.
+"""Reads odd sound files in a separate process, because a decoder may hang, and writes each result as a JSON line.
 
-`python -m tests.support.fuzz_reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, for decoders print,
-too. A call of more than 20 s ends the process with a traceback.
+`python -m tests.support.fuzz_reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, because decoders may
+print to stdout. A call of more than 20 s ends the process with a traceback.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ WATCHDOG = 20.0  # seconds
 
 
 def heard(call) -> torch.Tensor | str:
-    """Samples (T,), or the words of mmdec's own error; any other error goes on."""
+    """Return the call's samples (T,), or the message of its InputError, whose form is checked. Other errors are
+    raised."""
     faulthandler.dump_traceback_later(WATCHDOG, exit=True)
     try:
         return call()
@@ -53,7 +54,7 @@ def same(a: torch.Tensor | str, b: torch.Tensor | str) -> bool:
 
 
 def examine(odd: Odd, other: Path, model: SpeechTranslator) -> dict[str, object]:
-    """One file, read twice after another; what is wrong is in `wrong`."""
+    """Read a file twice, each time after the file `other`, and list in "wrong" what is wrong with the results."""
     wrong = []
     audio.load_audio(other)
     first = heard(lambda: read(odd.path))

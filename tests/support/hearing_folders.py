@@ -1,4 +1,4 @@
-"""Folders of models that hear: a small random model of a family with the family's own processor, built here."""
+"""Folders of audio language models: a small random model of a family, with the processor of this family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmdec.training.vlm.tokens import build_tokenizer
 from tests.support.media_models import FOR, OWN, family_model
 from tests.support.tiny_vlm_folder import TEXTS, configure, settings
 
-MARKS = {  # the tokens of a family's tokenizer, by the names that its processor reads
+MARKS = {  # family -> special tokens of its tokenizer, by the attribute names that its processor uses
     "AudioFlamingo3": {"audio_token": "<sound>"},
     "GlmAsr": {"audio_token": "<|pad|>"},
     "GraniteSpeech": {"audio_token": "<|audio|>"},
@@ -37,7 +37,7 @@ TEMPLATE = (
     "{% if part['type'] == 'audio' %}MARK{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
     "{% if not loop.last %} {% endif %}{% endfor %}{% if add_generation_prompt %} assistant: {% endif %}"
 )
-SPOKEN = (  # takes text alone
+SPOKEN = (  # a template for messages of text only
     "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{% endfor %} assistant:"
 )
 TEKKEN = (
@@ -45,12 +45,12 @@ TEKKEN = (
     "IMG_END PREFIX MIDDLE SUFFIX SYSTEM_PROMPT /SYSTEM_PROMPT TOOL_CONTENT ARGS CALL_ID THINK /THINK "
     "AUDIO BEGIN_AUDIO TRANSCRIBE"
 )
-SECONDS = 2  # of a window
+SECONDS = 2  # length of a window
 RATE = 16000
 
 
 def hearing(family: str, seed: int = 0) -> tuple[Any, Any]:
-    """A model and its processor."""
+    """Build a model and its processor."""
     marks = MARKS[family]
     base: Any = build_tokenizer(TEXTS * 3, 340)
     base.add_tokens([*marks.values()], special_tokens=True)
@@ -69,14 +69,14 @@ def hearing(family: str, seed: int = 0) -> tuple[Any, Any]:
         "text_config.tie_word_embeddings": False,
     }
     if family == "GraniteSpeech":
-        own["encoder_config.input_dim"] = 160  # 80 mels of two frames: a folder does not keep another number
+        own["encoder_config.input_dim"] = 160  # 80 mels of two frames: a saved processor always has 80 mels
     model = family_model(family, own, seed)
     configure(model, tokenizer)
     return model, processor(family, tokenizer)
 
 
 def processor(family: str, tokenizer: Any) -> Any:
-    """The family's own."""
+    """Build the family's processor."""
     kind: Any = getattr(transformers, family + "Processor")
     marks = MARKS[family]
     if family == "GraniteSpeech":
@@ -93,8 +93,8 @@ def processor(family: str, tokenizer: Any) -> Any:
 
 
 def voxtral(folder: Path, seed: int = 0) -> Path:
-    """A folder as Mistral writes it: its tokenizer has tokens of a byte, and marks at the places that transformers
-    expects. Its windows have 30 s."""
+    """Write a Voxtral folder in Mistral's layout. Each token of its tokenizer is one byte; special tokens have the ids
+    that transformers expects. Windows have 30 s."""
     marks = ["<unk>", "<s>", "</s>", *(f"[{mark}]" for mark in TEKKEN.split())]
     marks[11] = "<pad>"
     vocabulary = [{"rank": at, "token_bytes": b64encode(bytes([at])).decode(), "token_str": None} for at in range(256)]

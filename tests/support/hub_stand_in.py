@@ -1,4 +1,4 @@
-"""A hub cache in which the names that a page loads stand for a tiny model with random weights that reads bytes."""
+"""A hub cache for the code on a documentation page: each hub id in it leads to a tiny random model of bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.tiny_text import language_model
 
 REVISION = "0" * 40
 MODELS = Path(__file__).parents[2] / "models"
-SHIPPED = {"openai/whisper-small": "whisper-phrasebook", "llava-hf/llava-1.5-7b-hf": "vlm-scenes"}  # stand for these
+SHIPPED = {"openai/whisper-small": "whisper-phrasebook", "llava-hf/llava-1.5-7b-hf": "vlm-scenes"}  # by hub id
 END = "<|endoftext|>"
 
 
 def write_cache(folder: Path, code: str) -> Path:
-    """What HF_HUB_CACHE is set to, without network. code: of the blocks, whose hub ids are served."""
+    """Write the folder for HF_HUB_CACHE. code: the page's code, whose hub ids the cache gets."""
     for name, shipped in SHIPPED.items():
         if f'"{name}"' in code:
             repository = _repository(folder, name)
@@ -40,7 +40,7 @@ def write_cache(folder: Path, code: str) -> Path:
 
 
 def _write_eagle3(folder: Path, model: PreTrainedModel) -> None:
-    """An EAGLE-3 network for the model, as it is published."""
+    """Write an EAGLE-3 network for the model, in a published layout."""
     network = draft_network("eagle3", model)
     config = network.config
     names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size")
@@ -53,7 +53,7 @@ def _write_eagle3(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _repository(folder: Path, name: str) -> Path:
-    """A model's folder in the cache, which knows one revision."""
+    """Make a model's folder in the cache, with one revision."""
     repository = folder / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(REVISION, encoding="utf-8")

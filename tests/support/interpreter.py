@@ -1,8 +1,9 @@
-"""Triton's interpreter, made ready: to be imported before any kernel is.
+"""Prepares Triton's interpreter. Import this module before any kernel.
 
-Triton 3.6 asks NumPy for the integer in an array of one element, which NumPy 2.4 refuses unless it has no dimension:
-loops over a number that a kernel was given, or has loaded, end in a TypeError. Here the one element is taken out. It
-also changes triton.language anew for every helper that a kernel calls, a third of the time: once a launch is enough.
+Triton 3.6 converts an array of one element to an integer, which NumPy 2.4 allows only for arrays without dimensions. So
+loops over a number that a kernel has as argument or has loaded end in a TypeError. Here the element is taken out. The
+interpreter also patches triton.language again for every helper that a kernel calls, which takes a third of the time:
+here it patches once a launch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LANGUAGE: Any = SimpleNamespace(__globals__={"kernels write": tl, "helpers writ
 
 
 class _Scope:
-    """Hands on what is patched, but for the conversion to an integer."""
+    """Passes patches on, but replaces the conversion to an integer."""
 
     def __init__(self, scope: Any) -> None:
         self.scope = scope
@@ -43,7 +44,7 @@ def _integer(tensor: Any) -> int:
 
 
 class _Launch:
-    """What one launch has changed. The helpers that it calls change nothing more."""
+    """The patches of one launch. The helpers that the launch calls do not patch again."""
 
     now: _Launch | None = None
 

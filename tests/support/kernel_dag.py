@@ -1,4 +1,4 @@
-"""The graph's kernels against the torch form in float64."""
+"""Compares the DAG's kernels with the torch implementation in float64."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.poison import poisoned
 
 @dataclass(frozen=True)
 class Case:
-    tokens: list[int]  # of each sample
-    vertices: list[int]
+    tokens: list[int]  # number of tokens of each sample
+    vertices: list[int]  # number of vertices of each sample
     dtype: torch.dtype = torch.float32
-    scale: float = 1.0
-    holes: float = 0.0
+    scale: float = 1.0  # of the scores
+    holes: float = 0.0  # share of scores that are -inf
 
 
 CASES = {
@@ -33,11 +33,12 @@ CASES = {
     "bfloat16": Case([6, 4], [20, 15], dtype=torch.bfloat16),
     "float16": Case([6, 4], [20, 15], dtype=torch.float16),
 }
-NEAR = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # gradients come in the inputs' dtype
+NEAR = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # tolerances: gradients have the inputs' dtype
 
 
 def graph(case: Case, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Match (B, M, L), links, last token and last vertex; NaN wherever nothing may be read; strides of a transpose."""
+    """Draw match (B, M, L), links (B, L, L), and the indices of the last token and vertex (B,). Cells that a kernel
+    must not read are NaN; `match` is not contiguous."""
     generator = torch.Generator().manual_seed(seed)
     batch, steps, size = len(case.tokens), max(case.tokens), max(case.vertices)
     match = case.scale * torch.randn(batch, size, steps, generator=generator).transpose(1, 2)
@@ -53,8 +54,8 @@ def graph(case: Case, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
-    """The largest distance from float64, of log P (relative to its size), gradients, posterior; infinite where what is
-    possible, or the best path's score, differs."""
+    """Compute the largest difference from float64 of log P (relative to its size), gradients and posterior. Infinite if
+    the set of impossible samples or a best alignment differs."""
     match, links, last, ends = graph(case, seed)
     weight = torch.linspace(0.5, 1.0, len(last))
     exact_match, exact_links = (part.double().requires_grad_() for part in (match, links))

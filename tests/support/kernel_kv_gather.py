@@ -1,4 +1,4 @@
-"""Moving cached columns by kernel and by definition."""
+"""Compares the kernel that moves cached columns with a plain loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.interpreter import DEVICE  # before the kernels
 
 
 def moved(kv: Tensor, columns: list[list[int]], begins: list[int]) -> Tensor:
-    """The definition: read from the original, write into a copy."""
+    """Move columns by a plain loop: read from the original, write into a copy."""
     out = kv.clone()
     for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
         for step, column in enumerate(path):
@@ -27,7 +27,7 @@ def random_moves(rows: int, width: int, seed: int, most: int = 9) -> tuple[list[
 
 
 def agrees(module: ModuleType, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> bool:
-    """Whether the kernel moves what the definition moves, and nothing else."""
+    """Return whether the kernel's result equals that of `moved`."""
     torch.manual_seed(seed)
     pool = torch.rand(*shape[:-2], shape[-2] + 3, shape[-1]).to(DEVICE, dtype)
     kv = pool[..., : shape[-2], :]  # a view that is not contiguous

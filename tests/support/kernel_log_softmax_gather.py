@@ -1,4 +1,4 @@
-"""The fused gather against log_softmax and gather in float64."""
+"""Compares the fused kernel with log_softmax and gather in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Case = tuple[int, int, int, int, torch.dtype]
 
 
 def difference(module: ModuleType | SimpleNamespace, case: Case, seed: int = 0) -> float:
-    """The largest distance from float64: of the result, and of the gradient relative to its dtype's rounding."""
+    """Compute the largest difference from float64: of the result, and of the gradient relative to its dtype's
+    rounding."""
     batch, vertices, vocabulary, tokens, dtype = case
     torch.manual_seed(seed)
     logits = (3 * torch.randn(batch, vocabulary, vertices)).to(dtype).transpose(1, 2)  # not contiguous

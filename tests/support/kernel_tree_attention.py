@@ -1,4 +1,4 @@
-"""The attention kernel against the plain reference in float64."""
+"""Compares the tree-attention kernel with the plain reference in float64."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ CASES: dict[str, Case] = {
     "bfloat16": (17, 66, [(0, 66), (2, 50)], 4, 2, 32, 32, None, 2, torch.bfloat16),
     "float16": (17, 66, [(0, 66), (2, 50)], 4, 2, 32, 32, 40, 2, torch.float16),
 }
-# Of one rounding to the dtype, for values below 4; the interpreter cuts to bfloat16 where a GPU rounds.
+# Tolerances: one rounding to the dtype, for values below 4. The interpreter truncates to bfloat16; a GPU rounds.
 NEAR = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def random_tree(nodes: int, seed: int) -> Tensor:
-    """Parents (N,): chains and bushes, whatever comes."""
+    """Draw the parents (N,) of a random tree."""
     rng = random.Random(seed)
     return torch.tensor([-1] + [rng.choice([node - 1, rng.randrange(node)]) for node in range(1, nodes)])
 
 
 def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
-    """The largest distance from the reference; NaN where the kernel left a cell unwritten or read a foreign one."""
+    """Compute the largest difference from the reference. It is NaN if the kernel did not write a cell, or read one that
+    it must not read."""
     nodes, columns, bounds, heads, key_heads, width, v_width, window, splits, dtype = case
     batch = len(bounds)
     torch.manual_seed(seed)

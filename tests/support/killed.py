@@ -1,4 +1,4 @@
-"""A callback that ends its process without a word, as a power cut would."""
+"""A callback that kills its process at a training step, as a power cut would."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.ready import TRAINING, Program, start
 
 
 class Killed(Callback):
-    """SIGKILL after step `step`."""
+    """Sends SIGKILL to its process after step `step`."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -27,9 +27,9 @@ class Killed(Callback):
 
 
 def training_to_be_killed(options: Sequence[str], step: int, folder: Path, said: Path) -> Program:
-    """`mmdec.training` with these options in `folder`, in a process of its own that is killed after step `step`.
+    """Start `mmdec.training` with these options in `folder`, in a separate process that is killed after step `step`.
 
-    said: the file of what it writes to stdout and stderr.
+    said: the file for its stdout and stderr.
     """
     killed = ("--trainer.callbacks+=tests.support.killed.Killed", f"--trainer.callbacks.step={step}")
     with said.open("wb") as file:
@@ -38,7 +38,7 @@ def training_to_be_killed(options: Sequence[str], step: int, folder: Path, said:
 
 
 def ends_killed(program: Program, said: Path) -> None:
-    """Wait until it is."""
+    """Wait until the program ends, and assert that it was killed. said: the file of its output."""
     try:
         ended = program.wait(900)
     except BaseException:
@@ -48,6 +48,6 @@ def ends_killed(program: Program, said: Path) -> None:
 
 
 def train_until_killed(options: Sequence[str], step: int, folder: Path) -> None:
-    """Run `mmdec.training` with these options in `folder`, in a process of its own that is killed after step `step`."""
+    """Run `mmdec.training` with these options in `folder`, in a separate process, until it is killed after `step`."""
     said = folder / "said.txt"
     ends_killed(training_to_be_killed(options, step, folder, said), said)

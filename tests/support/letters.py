@@ -1,4 +1,4 @@
-"""Tokenizers of invented letters: each token is a string, and a text is encoded by the longest tokens first."""
+"""Simple tokenizers: each token is a string of letters, and encoding takes the longest token that fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 
 class Letters:
-    """What a drafter needs of a tokenizer of transformers. The first ids are special."""
+    """A tokenizer with the methods of transformers' tokenizers that a drafter needs. The first ids are special."""
 
     def __init__(self, words: list[str], special: tuple[str, ...] = SPECIAL) -> None:
         self.words = [*special, *words]
@@ -31,7 +31,7 @@ class Letters:
         ids, longest = [], max(map(len, self.ids))
         while text:
             word = next((text[:size] for size in range(longest, 0, -1) if text[:size] in self.ids), text[0])
-            ids.append(self.ids.get(word, 0))  # the first special token stands for what is not known
+            ids.append(self.ids.get(word, 0))  # an unknown letter becomes the first special token
             text = text[len(word) :]
         return {"input_ids": ids}
 
@@ -41,14 +41,14 @@ def alphabet(count: int) -> list[str]:
 
 
 def shuffled(count: int, pairs: int, seed: int) -> Letters:
-    """The same letters in another order, and pairs of them."""
+    """Make a tokenizer with the letters of `alphabet` in random order, and `pairs` tokens of two letters."""
     source = random.Random(seed)
     letters = source.sample(alphabet(count), count)
     return Letters([*letters, *sorted({"".join(source.choices(letters, k=2)) for _ in range(pairs)})])
 
 
 def renamed(model: Any, build: Any, own: Letters, other: Letters) -> Any:
-    """The model with another's ids for the same letters. build: makes a model of the same sizes."""
+    """Copy a model so that it uses the ids of `other` for the same letters. build: makes a model of the same sizes."""
     copy: Any = build()
     copy.load_state_dict(model.state_dict())
     order = torch.tensor([own.get_vocab()[word] for word in other.words])

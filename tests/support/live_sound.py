@@ -1,4 +1,4 @@
-"""Speech with pauses, as a microphone hears it."""
+"""Recordings of speech with pauses, as from a microphone."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
 
 @lru_cache
 def spoken(name: str, seconds: float | None = None) -> Tensor:
-    """A sample of data/samples/english, or its first seconds."""
+    """Load a sample of data/samples/english, or its first seconds."""
     sound = load_audio(SAMPLES / f"{name}.flac")
     return sound if seconds is None else sound[: round(seconds * RATE)]
 
 
 def noise(seconds: float, level: float = 1e-3, seed: int = 0) -> Tensor:
-    """What a quiet room sounds like. level: of full scale."""
+    """Draw white noise (T,). level: its standard deviation, as a share of full scale."""
     generator = torch.Generator().manual_seed(seed)
     return level * torch.randn(round(seconds * RATE), generator=generator)
 
 
 def talk(parts: Sequence[float | tuple[str, float | None]], level: float = 0.0) -> Tensor:
-    """Pauses in seconds and samples by name, in a room with noise of a level."""
+    """Join parts to one sound (T,), and add noise of `level`. parts: a number is a pause in seconds, a tuple the
+    arguments of `spoken`."""
     sounds = [spoken(*part) if isinstance(part, tuple) else torch.zeros(round(part * RATE)) for part in parts]
     whole = torch.cat(sounds)
     return whole + noise(len(whole) / RATE, level)[: len(whole)] if level else whole
 
 
 def chunks(sound: Tensor, sizes: Sequence[int]) -> Iterator[np.ndarray]:
-    """The sound in chunks of the sizes, again and again."""
+    """Yield the sound in chunks of these sizes, in turn."""
     at = count = 0
     while at < len(sound):
         size = sizes[count % len(sizes)]

@@ -1,4 +1,4 @@
-"""Load on a server: clients of which a third is bad, each good one checking its own answers."""
+"""Puts load on a server: a third of the clients misbehave, the others check their answers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Question = tuple[dict[str, Any], Callable[[httpx.Response], str], str]  # reques
 
 
 def load(address: str, questions: Sequence[Question], clients: int, going: Callable[[int], bool]) -> Counter[str]:
-    """Run clients in threads, every third of them bad. going: whether a client asks again, by its questions so far.
+    """Run clients in threads, of which every third misbehaves. going: whether a client goes on after so many questions.
 
-    Returns: how many good requests were right, wrong, lost (no answer, or an error) and told to come again, and how
-        many bad ones there were.
+    Returns counts: "asked" is the number of good requests. Their answers were "right", "wrong", "lost" (no answer, or
+        an error) or "again" (status 429). "bad" is the number of bad requests.
     """
     counts, counting = Counter[str](), threading.Lock()
 
@@ -65,7 +65,7 @@ def _answered(client: httpx.Client, question: Question) -> str:
 
 
 def hangs_up(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
-    """Goes away after the whole request, after a while."""
+    """Send a whole request, and close the connection after a while without reading the answer."""
     with _sent(client, request, 1.0) as connection:
         connection.settimeout(dice.choice((0.0, 0.02, 0.2)))
         with contextlib.suppress(OSError):
@@ -73,12 +73,12 @@ def hangs_up(client: httpx.Client, request: dict[str, Any], dice: random.Random)
 
 
 def breaks_off(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
-    """Goes away within its request."""
+    """Close the connection before the request is complete."""
     _sent(client, request, dice.random()).close()
 
 
 def leaves_a_stream(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
-    """Goes away within its answer."""
+    """Close the connection after the first bytes of a streamed answer."""
     data = {**request.get("data", {}), "stream": "true"}
     streamed = {**request, "data": data} if "files" in request else {**request, "json": {**request["json"], **data}}
     with client.stream("POST", **streamed) as answer:
@@ -86,7 +86,7 @@ def leaves_a_stream(client: httpx.Client, request: dict[str, Any], dice: random.
 
 
 def malformed(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
-    """Sends what is no sound, no JSON, no multipart, or for no model."""
+    """Send a file that is no sound, broken JSON, a broken form, or the name of an unknown model."""
     kind = dice.randrange(4)
     if kind == 0:
         client.post(TRANSCRIBE, files={"file": ("a.wav", dice.randbytes(2000))})
@@ -102,7 +102,7 @@ BAD = (hangs_up, breaks_off, leaves_a_stream, malformed)
 
 
 def _sent(client: httpx.Client, request: dict[str, Any], share: float) -> socket.socket:
-    """A connection on which a share of a request was sent."""
+    """Open a connection and send a share of the request's bytes."""
     built = client.build_request("POST", **request)
     head = "".join(f"{name}: {value}\r\n" for name, value in built.headers.items())
     whole = f"POST {request['url']} HTTP/1.1\r\n{head}\r\n".encode() + built.read()

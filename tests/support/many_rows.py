@@ -1,4 +1,4 @@
-"""Runs over many rows without a model, and processes that die within them."""
+"""Runs over many rows without a model, and processes that are killed during such a run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mmdec.pipelines.call import BatchError
 from mmdec.pipelines.manifest import Row
 from mmdec.pipelines.many import PART, Work, Worker
 
-WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # of `os`: after each of them a process may die
+WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # functions of `os` after which a process may be killed
 
 
 class Said:
-    """A result of a call that needs no model."""
+    """A result that was made without a model: the path's file name is its text."""
 
     def __init__(self, path: str) -> None:
         self.text = Path(path).name
@@ -32,7 +32,7 @@ class Said:
 
 
 def named(paths: Sequence[str], **options: str) -> list[Said]:
-    """A call that refuses every path that ends in 7."""
+    """Make a result for each path. Raises BatchError, because every path that ends in 7 is refused."""
     results = [None if path.endswith("7") else Said(path) for path in paths]
     errors = {i: InputError(f"{path} is refused.") for i, path in enumerate(paths) if path.endswith("7")}
     if errors:
@@ -45,14 +45,14 @@ def rows_of(count: int) -> list[Row]:
 
 
 def finish(work: Work, rows: Sequence[Row], shard: tuple[int, int] = (1, 1), call: Any = named) -> None:
-    """Do what is left."""
+    """Process the rows of a shard that have no result yet."""
     work.begin(rows)
     for part in work.todo(rows, shard):
         Worker(work, call).do(part)
 
 
 def dies_after(writes: int, function: Callable[[], None]) -> bool:
-    """Run a function in a process that is killed after so many writes. Returns whether it was killed."""
+    """Run a function in a process that is killed after `writes` calls of `WRITES`. Returns whether it was killed."""
     child = os.fork()
     if child == 0:
         left = [writes]
@@ -80,13 +80,13 @@ def dies_after(writes: int, function: Callable[[], None]) -> bool:
 
 
 def table(folder: Path, name: str) -> list[dict[str, Any]]:
-    """All rows of the results, or of the failed ones, in the order of the files."""
+    """Read all rows of a table, "results" or "failed", in the order of its files."""
     lines = [line for file in sorted((folder / name).glob("[0-9]*.jsonl")) for line in file.read_text().splitlines()]
     return [json.loads(line) for line in lines]
 
 
 def check_once(folder: Path, count: int) -> None:
-    """Every row is in one of the tables, once, and nothing else is."""
+    """Assert that each of `count` rows is in exactly one of the tables, once."""
     seen = Counter(row["row"] for name in ("results", "failed") for row in table(folder, name))
     assert seen == Counter(range(count))
     assert len([*(folder / "results").glob("[0-9]*")]) == -(-count // PART)

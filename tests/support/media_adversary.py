@@ -1,7 +1,9 @@
-"""One case: a random model that sees, hears or reads a source, with random inputs, options, drafter, budget and door.
+"""Random tests of models with images or sound and of encoder-decoders: random inputs, options, drafters, budgets and
+calls.
 
-No drafter may change its text, and what is malformed ends in an InputError or as `generate` ends it. A long run,
-`python -m tests.support.media_adversary FIRST END FILE`, appends what came of each hundred cases that FILE lacks.
+Texts must equal those without drafts. A malformed input must end in an InputError, or in the text of transformers'
+`generate`. A long run, `python -m tests.support.media_adversary FIRST END FILE`, appends the results of each hundred
+cases that are not in FILE yet.
 """
 
 from __future__ import annotations
@@ -39,27 +41,27 @@ from tests.support.vision_drafters import DRAFTERS
 from tests.support.wild import Wild
 
 CHUNK = 100
-AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes
-OTHERS = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # which are `tiny_vlm`'s kinds
-BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()  # in transformers' own `generate`
+AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # their positions have three axes
+OTHERS = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # families that `tiny_vlm` builds
+BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()  # transformers' own `generate` fails
 MEDIA = [name for name in f"{SEEING} {HEARING}".split() if name not in (*OTHERS, *BROKEN)]
-HELD = [0, *range(56, 64)]  # padding, placeholders and their marks are no answers
+HELD = [0, *range(56, 64)]  # tokens that answers must not have: padding, placeholders and their marks
 NETWORKS = ("eagle", "eagle3", "msd", "small")
 DOORS = ("generate", "stream", "custom")
 
 
 @dataclass
 class Report:
-    """What came of cases."""
+    """The results of several cases."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)  # a line for each text that is another
-    foreign: list[str] = field(default_factory=list)  # for each error that is none of ours
-    refused: list[str] = field(default_factory=list)  # for each sound call that was refused
+    wrong: list[str] = field(default_factory=list)  # a line for each text that differs
+    foreign: list[str] = field(default_factory=list)  # a line for each error that is not an mmdec error
+    refused: list[str] = field(default_factory=list)  # a line for each valid call that was refused
 
 
 def attack(seed: int, report: Report) -> None:
-    """One case."""
+    """Test one random case."""
     rng = random.Random(seed)
     kind = rng.choices((sees, translates, asks, hears), (10, 5, 2, 2))[0]
     report.counts["cases"] += 1
@@ -77,7 +79,7 @@ def attack(seed: int, report: Report) -> None:
 
 
 def sees(rng: random.Random, report: Report, said: str) -> None:
-    """A model that sees or hears, with 0 to 3 pictures or sounds in each of its rows; perhaps a second turn."""
+    """Test a model with 0 to 3 images or sounds in each row, sometimes with a second turn."""
     family, seed, batch = rng.choice([*MEDIA, *KINDS]), rng.randrange(2**31), rng.choice((1, 1, 2, 3, 4))
     if family in KINDS:
         model: Any = vision_model(family)
@@ -98,7 +100,7 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
         wanted = _stock(model, given[0], options)
         drafter = Wild(rng.random(), wanted.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
         drafter = drafter or DRAFTERS[name](model, wanted.tolist())
-        door = "generate" if turns else None  # a cache goes on with one
+        door = "generate" if turns else None  # a cache is continued by one call alone
         _compare(rng, model, given[1], options, drafter, wanted, report, f"{said} {name} {turn=}", door)
         report.counts["second turns"] += turn
         ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9][: rng.randint(1, 5)]] * batch)], 1)
@@ -108,7 +110,7 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
 
 
 def translates(rng: random.Random, report: Report, said: str) -> None:
-    """An encoder-decoder, with sources of several lengths."""
+    """Test an encoder-decoder, with sources of several lengths."""
     family, batch = rng.choice([*CLASSES]), rng.choice((1, 1, 2, 3, 4))
     model = encoder_decoder(family, rng.choice(attentions(family)))
     inputs, options = sources(model, batch, rng.randrange(2**31)), options_of(rng, VOCABULARY - 1)
@@ -123,7 +125,8 @@ def translates(rng: random.Random, report: Report, said: str) -> None:
 
 
 def _stock(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Tensor:
-    """Stock `generate`; where its draws are not ours, the same call without drafts."""
+    """Return the text of transformers' `generate`. For sampled batches, whose random draws differ from mmdec's, return
+    that of mmdec without drafts."""
     given = dict(options)
     seed = given.pop("seed", None)
     if seed is not None and len(next(iter(inputs.values()))) > 1:
@@ -143,7 +146,7 @@ def _compare(
     said: str,
     door: str | None,
 ) -> None:
-    """The same with drafts, through one of the doors."""
+    """Decode with drafts, by one of the calls in `DOORS`, and compare with `wanted`. said: describes the case."""
     given, door = dict(options), door or rng.choice(DOORS)
     seed = given.pop("seed", None)
     nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
@@ -184,7 +187,7 @@ BREAKS: tuple[Callable[[random.Random, Any], Any], ...] = (
 
 
 def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: Report, said: str) -> None:
-    """One input is broken: an InputError, or the text that `generate` makes of it."""
+    """Break one input. Decoding must end in an InputError, or in the text that `generate` returns."""
     name, how = rng.choice([*inputs]), rng.randrange(len(BREAKS))
     broken = {**inputs, name: BREAKS[how](rng, inputs[name])}
     report.counts["malformed"] += 1
@@ -208,7 +211,7 @@ def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: R
 
 @lru_cache
 def folder_of(family: str) -> Any:
-    """A family's model and processor, loaded from a folder."""
+    """Load a family's model and processor from a folder."""
     with tempfile.TemporaryDirectory() as folder:
         if family in hearing_folders.FAMILIES:
             return load_audio_lm(hearing_folders.write(family, Path(folder) / family))
@@ -216,7 +219,7 @@ def folder_of(family: str) -> Any:
 
 
 def asks(rng: random.Random, report: Report, said: str) -> None:
-    """`mmdec.describe` with pictures of odd sizes: the answer on what the family's own processor makes of them."""
+    """Test `mmdec.describe` with pictures of odd sizes against `generate` on the family's processor's output."""
     needs = seeing_folders.NEEDS
     here = [name for name in seeing_folders.FAMILIES if name not in BROKEN and all(map(find_spec, needs.get(name, ())))]
     vlm = folder_of(rng.choice(here))
@@ -249,7 +252,7 @@ def asks(rng: random.Random, report: Report, said: str) -> None:
 
 
 def hears(rng: random.Random, report: Report, said: str) -> None:
-    """`mmdec.transcribe` of sound of odd lengths, likewise."""
+    """Test `mmdec.transcribe` with sound of odd lengths against `generate` on the family's processor's output."""
     heard = folder_of(rng.choice(hearing_folders.FAMILIES))
     length = rng.choice((1, 2, rng.randint(3, 400), rng.randint(400, 32000), 32000, 32001))
     sound = (0.15 * np.random.default_rng(rng.getrandbits(32)).standard_normal(length)).astype(np.float32)
@@ -297,7 +300,7 @@ def _spoken(
     report: Report,
     said: str,
 ) -> None:
-    """Compare a call's tokens with stock's. Where stock fails, an error of ours must come or an answer."""
+    """Compare a call's tokens with those of `stock`. If `stock` fails, the call may answer or raise an mmdec error."""
     torch.manual_seed(5)
     try:
         wanted: list[int] | None = stock()
@@ -320,7 +323,7 @@ def _spoken(
 
 
 def main(first: int, end: int, file: Path) -> None:
-    """Run chunks from `first` to `end`, leaving out those whose counts the file has."""
+    """Run the chunks first ... end - 1 that are not in the file yet, and append their results."""
     done = {json.loads(line)["chunk"] for line in file.read_text().splitlines()} if file.is_file() else set()
     for chunk in sorted({*range(first, end)} - cast(set[int], done)):
         report = Report()

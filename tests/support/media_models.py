@@ -1,7 +1,7 @@
-"""A small random model of each family that sees or hears, with images and sound of several sizes for it.
+"""A small random model of each family with image or audio input, and images and sound of several sizes for it.
 
-A configuration is its family's own, every size of which is made small; so nothing but the numbers differs from what
-people load. The placeholders of an image are counted by the model itself.
+Only the sizes differ from the family's default configuration. The number of an image's placeholders is that of the
+model's image features.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.tiny_vlm_folder import sharpen
 
 VOCABULARY = 64
 IMAGE, VIDEO, AUDIO = 60, 61, 62  # placeholders
-SMALL: dict[str, Any] = {  # every field of a part's configuration that has one of these names
+SMALL: dict[str, Any] = {  # value for every field of a configuration, or of a part of it, that has one of these names
     "hidden_size": 32,
     "d_model": 32,
     "embed_dim": 32,
@@ -61,7 +61,7 @@ FOR = "ForConditionalGeneration"
 
 
 def shrunk(config: Any, own: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration, made small. own: fields to set besides, by their path ("vision_config.depth")."""
+    """Return a configuration's fields with small sizes. own: other fields to set, by path ("vision_config.depth")."""
     given = {name: value for name, value in config.to_dict().items() if name not in ("transformers_version", "dtype")}
     for name in list(given):
         part = vars(config).get(name)
@@ -78,7 +78,7 @@ def shrunk(config: Any, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def family_model(family: str, own: dict[str, Any], seed: int) -> Any:
-    """A small random model of a family whose answers are not flat. own: settings of its own, as for `shrunk`."""
+    """Build a small random model of a family, whose answers depend on its inputs. own: as for `shrunk`."""
     kind: Any = getattr(transformers, family + FOR)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -89,7 +89,8 @@ def family_model(family: str, own: dict[str, Any], seed: int) -> Any:
 
 @lru_cache(60)
 def media_model(name: str, attention: str | None = None, seed: int = 0) -> Any:
-    """Two layers a part, float32, with random weights. name: the class. attention: by default "sdpa" if it knows it."""
+    """Build a model with two layers in each part, float32, random weights. name: the class. attention: None: "sdpa" if
+    the class supports it."""
     kind: Any = getattr(transformers, name)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -119,7 +120,7 @@ GLM: dict[str, Any] = {
         "partial_rotary_factor": 1.0,
     },
 }
-# what a family's configuration has besides, or needs at this size
+# further settings that a family needs at these sizes, as for `shrunk`
 OWN: dict[str, dict[str, Any]] = {
     f"Cohere2Vision{FOR}": {"alignment_intermediate_size": 64},
     f"LlavaOnevision{FOR}": {"image_grid_pinpoints": [[28, 28], [28, 56], [56, 28]]},
@@ -195,7 +196,7 @@ OWN: dict[str, dict[str, Any]] = {
         "audio_config.downsample_hidden_size": 8,
     },
 }
-FRAMES = 96  # of a sound
+FRAMES = 96  # feature frames of a sound
 GRIDS = (
     "Qwen2_5Omni",
     "Qwen3VLMoe",
@@ -203,11 +204,12 @@ GRIDS = (
     "GlmOcr",
     "Ernie4_5_VL",
     "PaddleOCRVL",
-)  # whose images are patches of any grid
+)  # families whose images are patches of a grid of any size
 
 
 def image_inputs(model: Any, count: int, generator: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
-    """Pixels of `count` images as the family's processor shapes them, and the placeholders of each."""
+    """Draw `count` images in the shape that the family's processor gives. Returns the model's inputs, and the number of
+    placeholders of each image."""
     name = type(model).__name__
     side = 56 if name.startswith("Mistral3") else 28
     pixels = torch.randn(count, 3, side, side, generator=generator)
@@ -251,9 +253,10 @@ def image_inputs(model: Any, count: int, generator: torch.Generator) -> tuple[di
 
 
 def sound_inputs(model: Any, lengths: list[int], generator: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
-    """Mels of sounds of so many frames as the family's processor shapes them, and the placeholders of each."""
+    """Draw sounds of these lengths, in frames, in the shape that the family's processor gives. Returns the model's
+    inputs, and the number of placeholders of each sound."""
     name = type(model).__name__
-    size = 100 if name.startswith("Qwen3ASR") else FRAMES  # a whole number of its windows
+    size = 100 if name.startswith("Qwen3ASR") else FRAMES  # a multiple of its window
     mask = (torch.arange(size)[None] < torch.tensor(lengths)[:, None]).long()
     mels = torch.randn(len(lengths), 16, size, generator=generator) * mask[:, None]
     if name.startswith(("Qwen2Audio", "MusicFlamingo")):
@@ -279,7 +282,7 @@ def sound_inputs(model: Any, lengths: list[int], generator: torch.Generator) -> 
 
 
 def omni_inputs(model: Any, rows: list[int], seed: int) -> dict[str, Tensor]:
-    """As `media_inputs`, of images and sounds by turns, each between marks."""
+    """Make a batch as `media_inputs` does, with images and sounds in turn, each between its marks."""
     generator = torch.Generator().manual_seed(seed)
     total = sum(rows)
     images, sounds = (total + 1) // 2, total // 2
@@ -306,7 +309,7 @@ def omni_inputs(model: Any, rows: list[int], seed: int) -> dict[str, Tensor]:
 
 
 def padded(texts: list[list[int]]) -> dict[str, Tensor]:
-    """Ids and mask (B, P) of texts, padded on the left."""
+    """Return ids and mask (B, P) of texts, padded on the left."""
     width = max(map(len, texts))
     ids = torch.tensor([[0] * (width - len(text)) + text for text in texts])
     mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
@@ -314,7 +317,7 @@ def padded(texts: list[list[int]]) -> dict[str, Tensor]:
 
 
 def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor]:
-    """A batch of prompts, padded on the left. rows: how many images or sounds each has."""
+    """Make a batch of prompts, padded on the left. rows: number of images or sounds in each row."""
     if type(model).__name__.startswith("Qwen2_5Omni"):
         return omni_inputs(model, rows, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -323,7 +326,7 @@ def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor
     inputs: dict[str, Tensor] = {}
     counts: list[int] = []
     if total and hears:
-        whole = type(model).__name__.startswith("Voxtral")  # which hears windows of one length
+        whole = type(model).__name__.startswith("Voxtral")  # its windows have a fixed length
         lengths = [FRAMES if whole or not one else 60 + 8 * (one % 4) for one in range(total)]
         inputs, counts = sound_inputs(model, lengths, generator)
     elif total:

@@ -1,7 +1,7 @@
-"""The DAG's mathematics, readable and slow: one sample at a time, no padding, no batching, gradients by autograd.
+"""The DAG's probabilities, computed in a simple and slow way: one sample at a time, no padding, gradients by autograd.
 
-match (M, L) and links (L, L) are cropped to the sample. Two independent roads lead to the same numbers: the recursion,
-written with dictionaries of reachable vertices, and the list of all paths.
+match (M, L) and links (L, L) are cropped to the sample. Two independent methods must agree: the forward recursion, with
+dictionaries of reachable vertices, and the list of all paths.
 """
 
 from itertools import combinations
@@ -13,7 +13,7 @@ IMPOSSIBLE = float("-inf")
 
 
 def naive_marginal(match: Tensor, links: Tensor) -> Tensor:
-    """Log P(Y | X) by the forward recursion over the vertices that can be reached."""
+    """Compute log P(Y | X) by the forward recursion over reachable vertices."""
     reached = {0: match[0, 0]} if match[0, 0] > IMPOSSIBLE else {}
     for t in range(1, match.size(0)):
         arrived = {}
@@ -26,14 +26,14 @@ def naive_marginal(match: Tensor, links: Tensor) -> Tensor:
 
 
 def all_paths(tokens: int, vertices: int) -> list[tuple[int, ...]]:
-    """Every path that emits `tokens` tokens: the first on vertex 0, the last on the last vertex, forwards only."""
+    """List every path that emits `tokens` tokens: the first at vertex 0, the last at the last vertex, forwards only."""
     if tokens == 1:
         return [(0,)] if vertices == 1 else []
     return [(0, *inner, vertices - 1) for inner in combinations(range(1, vertices - 1), tokens - 2) if vertices > 1]
 
 
 def path_score(path: tuple[int, ...], match: Tensor, links: Tensor) -> Tensor:
-    """Log P(Y, path | X): every emission, the first and the last too, and every jump."""
+    """Compute log P(Y, path | X): the sum of all emissions and all links on the path."""
     score = match[0, 0]
     for t in range(1, len(path)):
         score = score + links[path[t - 1], path[t]] + match[t, path[t]]
@@ -41,7 +41,7 @@ def path_score(path: tuple[int, ...], match: Tensor, links: Tensor) -> Tensor:
 
 
 def enumerated_paths(match: Tensor, links: Tensor) -> list[tuple[tuple[int, ...], float]]:
-    """Every path with its score, those of score -inf left out."""
+    """List every path with its score, without those of score -inf."""
     scored = [(path, path_score(path, match, links).item()) for path in all_paths(*match.shape)]
     return [(path, score) for path, score in scored if score > IMPOSSIBLE]
 
@@ -52,7 +52,8 @@ INF = torch.inf
 def random_graph(
     batch: int, tokens: int, size: int, seed: int = 0, *, scale: float = 1.0, holes: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Match, links (normalised, float64) and ragged lengths; sample 0 is as long as the batch."""
+    """Draw match (B, M, L) and links (B, L, L), normalised, float64, and the lengths (B,) of texts and graphs. Sample 0
+    has the greatest lengths. holes: share of scores that become -inf."""
     generator = torch.Generator().manual_seed(seed)
     match = (scale * torch.randn(batch, tokens, size, generator=generator, dtype=torch.float64)).log_softmax(1)
     links = scale * torch.randn(batch, size, size, generator=generator, dtype=torch.float64)

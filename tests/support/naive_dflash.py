@@ -1,4 +1,4 @@
-"""DFlash read naively: published tensors in, a block's logits out, everything recomputed, one head at a time."""
+"""A simple reference for DFlash: from published tensors to a block's logits, without a cache, one head at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import silu
 def naive_block(
     state: dict[str, Tensor], options: dict[str, Any], block: Tensor, features: Tensor, head: Tensor, start: int = 0
 ) -> Tensor:
-    """The logits (b, V) of each token of a block.
+    """Compute the logits (b, V) of each token of a block.
 
     state: tensors under the published names. options: `heads`, `dim`, `eps`, `theta`, `layers`. block: (b, H), the
     embeddings of the root and of the mask tokens. features: (T, k * H) of all tokens before the root. head: (V, H).
@@ -29,7 +29,7 @@ def naive_block(
 
     def rotated(x: Tensor, position: int) -> Tensor:
         angles = float(position) * (1.0 / options["theta"] ** (torch.arange(0, dim, 2).float() / dim))
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)  # in float32, as transformers has them
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)  # angles in float32, as in transformers
         a, b = x[: dim // 2], x[dim // 2 :]
         return torch.cat([a * cos - b * sin, b * cos + a * sin])
 

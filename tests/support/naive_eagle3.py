@@ -1,4 +1,4 @@
-"""EAGLE-3 and P-EAGLE read naively: published tensors in, logits out, everything recomputed, one head at a time."""
+"""A simple reference for EAGLE-3 and P-EAGLE: from published tensors to logits, without a cache, one head at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn.functional import silu
 def naive_logits(
     state: dict[str, Tensor], options: dict[str, Any], embeds: Tensor, features: Tensor, drafted: Tensor
 ) -> Tensor:
-    """The logits (1 + D, Vd) after each column of a draft: of the root, then of each drafted token.
+    """Compute the logits (1 + D, Vd) after each column of a draft: after the root, then after each drafted token.
 
     state: tensors under speculators' names. options: `heads`, `dim`, `eps`, `theta`, and the flags of its config.
     embeds: (T, H) of tokens 1 ... T, the last one is the root. features: (T, k * Ht) of tokens 0 ... T - 1. drafted:
-    (D, H), the embeddings of drafted tokens; P-EAGLE has those of its mask in their place.
+    (D, H), the embeddings of drafted tokens, or for P-EAGLE of its mask token.
     """
     dim, heads = options["dim"], options["heads"]
 
@@ -36,7 +36,7 @@ def naive_logits(
 
     def rotated(x: Tensor, position: int) -> Tensor:
         angles = float(position) * (1.0 / options["theta"] ** (torch.arange(0, dim, 2).float() / dim))
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)  # in float32, as transformers has them
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)  # angles in float32, as in transformers
         a, b = x[: dim // 2], x[dim // 2 :]
         return torch.cat([a * cos - b * sin, b * cos + a * sin])
 

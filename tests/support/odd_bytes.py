@@ -1,4 +1,5 @@
-"""Bytes that are broken, and paths that are no files or have odd names. It imports nothing of mmdec, and no torch."""
+"""Functions that damage a file's bytes, and paths that are no files or have odd names. It does not import mmdec or
+torch."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ FILES = ("link", "bytes", "line")  # places that hold a whole file
 
 
 def put(path: Path, content: bytes) -> None:
+    """Write a file in one step, unless it exists."""
     part = path.with_name(f".part-{os.getpid()}")
     part.write_bytes(content)
     with suppress(FileExistsError):
@@ -36,7 +38,7 @@ def _flipped(draw: np.random.Generator, content: bytes) -> bytes:
 
 
 def _new_header(draw: np.random.Generator, content: bytes) -> bytes:
-    """Numbers among the first bytes become extreme ones."""
+    """Replace numbers among the first bytes by extreme ones."""
     data = bytearray(content)
     for _ in range(int(draw.integers(1, 4))):
         value = int(draw.choice((0, 1, 0x7F, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, int(draw.integers(2**32)))))
@@ -83,7 +85,7 @@ CHANGES = (*CHANGES, _noise, _more, _twice, _headless, _text)
 
 
 def place(folder: Path, number: int, kind: str, content: bytes) -> Path:
-    """What is no file, or a file of this content with an odd name."""
+    """Make a path that is no file, or a file of this content with an odd name. kind: an entry of `PLACES`."""
     path = folder / f"{number}.wav"
     if kind == "directory":
         path.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Odd files by number: the same number gives the same file, but for what encoders write of the time, or by chance.
+"""Odd sound files by number. The same number gives the same file, but for times or random ids that an encoder writes.
 
 Each is a sound in one of libsndfile's formats at an odd rate, with odd channels or odd samples, under a right or a
 wrong suffix, then perhaps cut, flipped, spliced, or its header changed. Some are no files at all.
@@ -33,17 +33,17 @@ ODD = ("", "silent", "short", "opposite", "empty", "loud", "1e30", "nan", "inf")
 
 @dataclass(frozen=True)
 class Odd:
-    """A path, what was done to it, and the sound (T,) at `rate` that must come out if it is a sound file unharmed."""
+    """An odd file, and the sound that reading it must give."""
 
     path: Path
-    story: str
-    sound: np.ndarray | None = None
+    story: str  # how the file was made
+    sound: np.ndarray | None = None  # (T,) at `rate`; None: the file may be refused
     rate: int = 16_000
-    error: float = 0.0  # what the format loses of each sample
+    error: float = 0.0  # the greatest error of a sample in the file's format
 
 
 def write_odd(folder: Path, number: int) -> Odd:
-    """The file of this number, in `folder`. One that another process wrote is left as it is."""
+    """Write the file of this number in `folder`, unless it exists."""
     draw = np.random.default_rng([10, number])
     if draw.random() < 0.04:
         return _place(folder, number, PLACES[int(draw.integers(len(PLACES)))])
@@ -65,13 +65,13 @@ def write_odd(folder: Path, number: int) -> Odd:
 
 
 def _encoded(draw: np.random.Generator, kind: str, subtype: str) -> tuple[bytes, np.ndarray | None, int, str]:
-    """A short sound in a format: its bytes, the sound if it is an ordinary one, its rate, and in words."""
+    """Encode a short sound. Returns its bytes, its samples (None if it is odd), its rate, and a description."""
     for _ in range(20):
         plain = draw.random() < 0.6
         rate = int(RATES[int(draw.integers(6 if plain else len(RATES)))])
         fragile = subtype.startswith(
             ("VORBIS", "OPUS", "MPEG", "ALAC", "ULAW", "ALAW")
-        )  # encoders that odd sound ends, and the process
+        )  # odd sound crashes these encoders and the process
         many = (1, 2, 3, 5, 8, 16, 255) if rate < 10_000 else (1, 2, 3)
         channels = int(draw.choice((1, 1, 2) if plain or fragile else many))
         mono = _voice(int(draw.integers(8)), max(rate, 1000))
@@ -111,7 +111,7 @@ def _odd_samples(data: np.ndarray, odd: str, draw: np.random.Generator) -> np.nd
 
 
 def _place(folder: Path, number: int, kind: str) -> Odd:
-    """What is no file, or a sound under an odd name."""
+    """Make a path that is no file, or a sound file with an odd name."""
     mono, buffer = buzz(0.3, number), io.BytesIO()
     soundfile.write(buffer, mono, 16_000, format="WAV")
     path = place(folder, number, kind, buffer.getvalue())

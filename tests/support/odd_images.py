@@ -1,4 +1,4 @@
-"""Odd pictures by number: the same number gives the same file.
+"""Odd picture files by number: the same number gives the same file.
 
 Each is a picture in one of PIL's formats and modes, of odd sides, perhaps turned, transparent or animated, under a
 right or a wrong suffix, then perhaps cut, flipped, spliced, or its header changed. Some are no pictures at all.
@@ -20,20 +20,20 @@ FORMATS = (*COMMON, *COMMON, "PPM", "ICO", "EPS", "PDF", "TGA", "JPEG2000")
 MODES = ("RGB", "RGB", "RGB", "RGB", "RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16", "F", "YCbCr", "LAB", "HSV")
 SIDES = (1, 2, 3, 7, 16, 33, 64, 100, 257)
 SUFFIXES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "txt", "PNG", "")
-EXACT = ("PNG", "BMP", "TIFF")  # lose nothing of RGB
+EXACT = ("PNG", "BMP", "TIFF")  # formats that store RGB without loss
 
 
 @dataclass(frozen=True)
 class OddImage:
-    """A path, what was done to it, and the pixels (H, W, 3) that must come out where they are known."""
+    """An odd picture file, and the pixels that reading it must give."""
 
     path: Path
-    story: str
-    pixels: np.ndarray | None = None
+    story: str  # how the file was made
+    pixels: np.ndarray | None = None  # (H, W, 3) uint8; None: the file may be refused
 
 
 def write_odd_image(folder: Path, number: int) -> OddImage:
-    """The file of this number, in `folder`. One that another process wrote is left as it is."""
+    """Write the file of this number in `folder`, unless it exists."""
     draw = np.random.default_rng([12, number])
     if draw.random() < 0.03:
         kind = PLACES[int(draw.integers(len(PLACES)))]
@@ -51,7 +51,8 @@ def write_odd_image(folder: Path, number: int) -> OddImage:
 
 
 def _encoded(draw: np.random.Generator, kind: str) -> tuple[bytes, np.ndarray | None, str]:
-    """A small picture in a format: its bytes, its pixels if it is an ordinary one, and in words."""
+    """Encode a small picture. Returns its bytes, its pixels (None if they are not stored exactly), and a
+    description."""
     width, height = (int(draw.choice(SIDES)) for _ in range(2))
     rgb = draw.integers(0, 256, (height, width, 3), np.uint8)
     mode = str(draw.choice(MODES))

@@ -1,4 +1,4 @@
-"""Values that no argument expects. Each is made anew, so that a call can be made twice with the same ones."""
+"""Values that no argument expects. Those in `FRESH` are made anew for each call, because a call may change them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def closed() -> io.BytesIO:
 
 
 class Failing(io.RawIOBase):
-    """A file whose reading fails in the middle."""
+    """A file object whose `read` raises an error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -36,7 +36,7 @@ class Failing(io.RawIOBase):
 
 
 class HalfDrafter:
-    """Has a drafter's name, but few of its methods."""
+    """Has a drafter's attributes, but only one of its methods."""
 
     name = "half"
     needs = Needs()
@@ -45,7 +45,7 @@ class HalfDrafter:
 
 
 class Unprintable:
-    """Fails where it is shown, compared or asked for its truth."""
+    """Raises an error in `repr`, in comparisons and as a condition."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -60,7 +60,7 @@ class Unprintable:
 
 
 class OddPath:
-    """A path-like object whose path is none."""
+    """A path-like object whose path is not a text."""
 
     def __init__(self, path: Any) -> None:
         self.path = path
@@ -149,7 +149,7 @@ FRESH: tuple[Make, ...] = (
     lambda: torch.float32,
     lambda: torch.nn.Linear(2, 2),
 )
-WORDS = (  # for the command line, where all is text
+WORDS = (  # odd arguments for the command line
     *("", "x", "-1", "0", "1", "2", "3.5", "1e9", "1000000000", "9" * 400, "nan", "inf", "-inf", "True", "None", "é"),
     *(
         "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),

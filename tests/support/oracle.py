@@ -1,4 +1,4 @@
-"""Counts all outcomes of a random procedure instead of drawing some, and the law that they are to have."""
+"""Enumerates all outcomes of a random procedure with their probabilities, and the distribution that they must have."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mmdec.decode.sampling import Dice, Processor
 from tests.support.toy import Toy
 
 T = TypeVar("T")
-Law = dict[tuple[int, ...], float]  # text -> chance
+Law = dict[tuple[int, ...], float]  # text -> probability
 
 
 class Oracle:
-    """Runs a random procedure once for each outcome: another branch each time at the last throw that has one."""
+    """Runs a random procedure once for each outcome. Each run takes the next branch at the last draw that has one."""
 
     def __init__(self) -> None:
-        self.script: list[tuple[int, list[float]]] = []  # the branch taken at each throw, and the weights there
+        self.script: list[tuple[int, list[float]]] = []  # the branch taken at each draw, and the probabilities there
         self.place = 0
 
     def draw(self, weights: Sequence[float]) -> int:
@@ -30,7 +30,7 @@ class Oracle:
         return self.script[self.place - 1][0]
 
     def outcomes(self, procedure: Callable[[], T]) -> Iterator[tuple[float, T]]:
-        """Each outcome with its probability."""
+        """Yield each outcome with its probability."""
         while True:
             self.place = 0
             result = procedure()
@@ -50,7 +50,7 @@ class Oracle:
 
 
 class Thrown(Dice):
-    """Dice that show what the oracle says."""
+    """Dice whose results the oracle chooses."""
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
@@ -65,7 +65,7 @@ class Thrown(Dice):
 def plain_law(
     target: Toy, prefix: list[int], length: int, eos: frozenset[int] = frozenset(), processors: Sequence[Processor] = ()
 ) -> Law:
-    """Autoregressive sampling."""
+    """Compute the distribution of autoregressive sampling: of `length` tokens after `prefix`, or up to an end token."""
     law: Law = {(): 1.0}
     for _ in range(length):
         longer: Law = {}

@@ -1,4 +1,4 @@
-"""Pairwise cover of a grid: every two values of any two parameters meet in at least one case."""
+"""Pairwise cover of a grid of parameters: any two values of any two parameters are together in at least one case."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def cover(grid: Mapping[str, Sequence[Any]], whole: bool = False) -> list[dict[str, Any]]:
-    """Cases as {parameter: value}; all of the grid's with `whole`. Deterministic: the greedy choice of a case."""
+    """Choose cases {parameter: value} that cover all pairs, greedily and deterministically. whole: return all cases."""
     sizes = [len(values) for values in grid.values()]
     every = np.indices(sizes).reshape(len(sizes), -1).T  # (cases, parameters): places of values
     chosen = every if whole else every[_cover(every, sizes)]
@@ -16,7 +16,8 @@ def cover(grid: Mapping[str, Sequence[Any]], whole: bool = False) -> list[dict[s
 
 
 def _cover(every: np.ndarray, sizes: Sequence[int]) -> list[int]:
-    """Which cases: each one covers as many pairs as any that is left."""
+    """Choose cases: always one that covers most of the pairs that are left. every: (cases, parameters), indices of
+    values."""
     pairs, count = [], 0
     for one, other in combinations(range(len(sizes)), 2):
         pairs.append(count + every[:, one] * sizes[other] + every[:, other])

@@ -1,4 +1,4 @@
-"""Logits of speculators' draft networks, step by step, and the same by ours."""
+"""Computes the logits of speculators' draft networks, step by step, and those of mmdec's networks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fused(peer: Any, features: Tensor) -> Tensor:
 
 
 def through(peer: Any, embeds: Tensor, hidden: Tensor) -> Tensor:
-    """The peer's layers over whole rows (1, L, H), causal, from position 1 on as it counts."""
+    """Run speculators' layers over whole rows (1, L, H), with a causal mask. Positions begin at 1, as there."""
     length = embeds.shape[1]
     states = torch.cat([embeds, hidden], -1)
     positions = torch.arange(1, length + 1)[None]
@@ -50,7 +50,8 @@ def through(peer: Any, embeds: Tensor, hidden: Tensor) -> Tensor:
 
 
 def peers_logits(peer: Any, tokens: Tensor, features: Tensor, drafted: list[int], parallel: bool) -> Tensor:
-    """(STEPS, D): tokens (T,) with features (T, k * H) of the ones before, then drafted tokens one by one."""
+    """Compute the logits (STEPS, D) of speculators' network. tokens: (T,). features: (T, k * H), each of the token
+    before. drafted: the tokens to append, one by one. parallel: P-EAGLE, which appends its mask token instead."""
     embeds, hidden, logits = peer.embed_tokens(tokens[None]), fused(peer, features[None]), []
     for step in range(STEPS):
         last = through(peer, embeds, hidden)[:, -1:]
@@ -64,7 +65,7 @@ def peers_logits(peer: Any, tokens: Tensor, features: Tensor, drafted: list[int]
 
 
 def our_logits(network: Any, tokens: Tensor, features: Tensor, drafted: list[int]) -> Tensor:
-    """The same by ours, over a cache."""
+    """Compute the logits (STEPS, D) of mmdec's network, with a cache. Arguments: as for `peers_logits`."""
     embed, head = network.embed_tokens, torch.nn.Linear(1, 1)
     positions = torch.arange(len(tokens))[None]
     hidden, pair = network.layer(network.fuse(embed(tokens)[None], features[None]), positions)

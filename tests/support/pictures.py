@@ -1,4 +1,4 @@
-"""Pictures, a question, and what transformers alone answers."""
+"""Pictures, a question, and the answer of transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ QUESTION = "What is this?"
 
 
 def pixels(seed: int, height: int = 24, width: int = 40) -> np.ndarray:
-    """A picture unlike every other: coarse squares of random colours."""
+    """Draw a picture (height, width, 3) of large squares in random colours, which depend on the seed."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST))
 
 
 def stock(model: Any, processor: Any, prompt: str, *pictures: np.ndarray, **options: Any) -> list[int]:
-    """The answer's tokens by transformers alone."""
+    """Return the answer's tokens by transformers' `generate`, without mmdec."""
     content = [*[{"type": "image"}] * len(pictures), {"type": "text", "text": prompt}]
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     images = [Image.fromarray(picture) for picture in pictures] or None

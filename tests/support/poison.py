@@ -1,4 +1,4 @@
-"""Fresh tensors hold NaN, or the least integer: what a kernel never writes, or reads before, shows in the result."""
+"""Fills new tensors with NaN, or the least integer, so that cells which a kernel does not write show in the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Within the block `torch.empty` and `torch.empty_like` do not give zeros by luck."""
+    """Within the block, let `torch.empty` and `torch.empty_like` fill their tensors with NaN or the least integer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", _filled(torch.empty))
         patch.setattr(torch, "empty_like", _filled(torch.empty_like))

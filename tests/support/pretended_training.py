@@ -1,4 +1,4 @@
-"""A checkout in which a runner pretends to train DASpeech: it leaves behind what training would."""
+"""A checkout with a stand-in for DASpeech's training: it does not train, but writes the files that training writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiny_translator import tiny_sizes, tiny_vocoder
 ROOT = Path(__file__).parents[2]
 SHIPPED, MADE = Path("models/daspeech-phrasebook"), Path("runs/daspeech-phrasebook")
 STAGES = ["units", "acoustic", "vocoder", "joint"]
-BATCHES = 10  # that a pretended run sees
+BATCHES = 10  # batches that a checkpoint of a pretended run reports
 
 
 def module(units: list[str], mu: float = 1.0, seed: int = 0) -> DASpeechModule:
@@ -32,7 +32,7 @@ def module(units: list[str], mu: float = 1.0, seed: int = 0) -> DASpeechModule:
 
 
 class Checkout:
-    """A checkout with a corpus, a clock, and a runner that leaves behind what training would."""
+    """A checkout with a corpus, a clock, and a runner that writes the files of a training stage without training."""
 
     def __init__(self, folder: Path, corpus: TinyCorpus) -> None:
         (folder / "data").mkdir()
@@ -80,7 +80,7 @@ class Checkout:
         (folder / "vocoder.json").write_text(json.dumps({"config": asdict(vocoder.config)}), encoding="utf-8")
 
     def ship(self) -> None:
-        """A model in models/, and nothing in runs/."""
+        """Write a model into models/, and nothing into runs/."""
         scratch = Path("scratch")
         self.checkpoint(scratch, "joint", batches=7)
         self.vocoder(scratch)
@@ -89,7 +89,7 @@ class Checkout:
         assemble(checkpoint, scratch, corpus.common_voice, corpus.cvss, corpus.lexicon, SHIPPED)
 
     def train(self, minutes: float, fresh: bool = False, runner: Any = None) -> Outcome:
-        """By this checkout's clock."""
+        """Run the timed training by this checkout's clock."""
         return timed.train(Allowance(self.now + 60 * minutes, lambda: self.now), runner or self.runner, fresh)
 
     @staticmethod

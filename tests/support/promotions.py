@@ -1,4 +1,4 @@
-"""Promotions whose measurements are as always, but for who is better."""
+"""Promotions in which a test sets the score of each model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from mmdec.evaluation.release.promotion import SYSTEMS
 def scored(
     monkeypatch: pytest.MonkeyPatch, system: str, found: dict[Path, float], write: Callable[[Any, float], None]
 ) -> None:
-    """Let a system's models measure `found`, by folder. write: puts such a figure into a report."""
+    """Replace a system's measurement: each model's report gets its figure in `found` (folder -> figure). write: puts a
+    figure into a report."""
     measured = SYSTEMS[system]
 
     def measure(model: Path, *rest: Any) -> Any:

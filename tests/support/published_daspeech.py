@@ -1,7 +1,7 @@
-"""A DASpeech as its authors publish it: names, shapes and files of fairseq, with random weights, and a naive reading.
+"""A DASpeech in its authors' format (fairseq's names, shapes and files) with random weights, and a simple reference.
 
-The names and shapes are those of the authors' own modules (github.com/ictnlp/DASpeech, 65c3684). The naive forward
-follows the papers' equations on one row, in float64, from the published names alone.
+The names and shapes are those of the authors' modules (github.com/ictnlp/DASpeech, 65c3684). The reference follows the
+papers' equations on one row, in float64, from the published names alone.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ ARCHITECTURE = {
 
 
 def arguments(sizes: dict[str, Any]) -> dict[str, Any]:
-    """fairseq's arguments, as a checkpoint holds them."""
+    """Return fairseq's arguments, as they are in a checkpoint."""
     return {**sizes, **ARCHITECTURE, **RANGES}
 
 
 def shapes(a: dict[str, Any], units: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor in the authors' state dict."""
+    """List every tensor in the authors' state dict: name -> shape."""
     named: dict[str, tuple[int, ...]] = {}
 
     def linear(name: str, size_in: int, size_out: int, bias: bool = True) -> None:
@@ -173,7 +173,7 @@ def shapes(a: dict[str, Any], units: int) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(a: dict[str, Any], units: int, seed: int = 7) -> dict[str, Tensor]:
-    """Every tensor drawn anew, so that no norm, bias or statistic keeps a value that hides a mistake."""
+    """Draw every tensor at random, also norms, biases and statistics: their usual 0 and 1 would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     drawn: dict[str, Tensor] = {}
     for name, shape in shapes(a, units).items():
@@ -190,7 +190,7 @@ def random_weights(a: dict[str, Any], units: int, seed: int = 7) -> dict[str, Te
             norms = ("norm.weight", "ln1.weight", "ln2.weight")
             drawn[name] = 0.3 * noise + float(name.endswith((*norms, "emb_alpha")))
     drawn["tts.var_adaptor.duration_predictor.proj.bias"] = torch.tensor([1.2])  # phones of a few frames
-    drawn["decoder.embed_tokens.weight"][:4] *= 0.1  # the special units seldom win
+    drawn["decoder.embed_tokens.weight"][:4] *= 0.1  # so that special units are seldom the best
     drawn["decoder.output_projection.weight"] = drawn["decoder.embed_tokens.weight"]
     return drawn
 
@@ -215,7 +215,7 @@ def write(folder: Path, a: dict[str, Any] = SMALL) -> dict[str, Tensor]:
 
 
 def write_generator(folder: Path) -> None:
-    """A HiFi-GAN of V1's shape, narrow, under the authors' names."""
+    """Write a narrow HiFi-GAN of V1's shape, with the authors' names."""
     sizes: dict[str, Any] = {"upsample_rates": [8, 8, 2, 2], "upsample_kernel_sizes": [16, 16, 4, 4]}
     sizes |= {"resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3]], "upsample_initial_channel": 16}
     sizes |= {"resblock": "1", "num_mels": 80, "n_fft": 1024, "hop_size": 256, "win_size": 1024}
@@ -242,7 +242,7 @@ def write_generator(folder: Path) -> None:
 
 
 class Naive:
-    """The papers' layers on one row, float64, from the published names."""
+    """Computes the papers' layers on one row, in float64, from tensors with the published names."""
 
     def __init__(self, weights: dict[str, Tensor], a: dict[str, Any]) -> None:
         self.w = {name: value.double() for name, value in weights.items()}
@@ -257,12 +257,12 @@ class Naive:
         return (x - mean) / (var + 1e-5).sqrt() * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]
 
     def conv(self, x: Tensor, name: str, stride: int = 1) -> Tensor:
-        """x (T, C) -> (T', C'), padded with half of the kernel."""
+        """Convolve x (T, C), padded with half of the kernel. Returns (T', C')."""
         weight = self.w[f"{name}.weight"]
         return F.conv1d(x.T[None], weight, self.w[f"{name}.bias"], stride, weight.shape[2] // 2)[0].T
 
     def encode(self, features: Tensor) -> Tensor:
-        """Features (N, 80) -> states (S, d)."""
+        """Encode features (N, 80). Returns states (S, d)."""
         x = features.double()
         for at in (0, 1):
             left, right = self.conv(x, f"encoder.subsample.conv_layers.{at}", 2).chunk(2, -1)
@@ -318,7 +318,8 @@ class Naive:
         return self.linear(y.reshape(len(x), -1), f"{name}.out_proj")
 
     def graph(self, states: Tensor, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """States (S, d) -> hidden (L, D), log-probabilities of units (L, V), log links (L, L)."""
+        """Compute the graph from states (S, d). Returns hidden states (L, D), log-probabilities of units (L, V), and
+        those of links (L, L). frames: number of feature frames, which sets L."""
         size = min(max(int(self.a["src_upsample_scale"] * frames), 2), self.a["max_target_positions"])
         heads, table = self.a["decoder_attention_heads"], self.w["decoder.embed_tokens.weight"]
         tokens = torch.tensor([0, *[3] * (size - 2), 2])
@@ -342,7 +343,7 @@ class Naive:
         return x, (x @ self.w["decoder.output_projection.weight"].T).log_softmax(-1), links
 
     def speak(self, hidden: Tensor) -> Tensor:
-        """Hidden states (K, D) of a path without <s> -> normalised mels (F, 80)."""
+        """Compute normalised mels (F, 80) from the hidden states (K, D) of a path without <s>."""
         x = self.linear(self.linear(hidden, "adaptor.fc1").relu(), "adaptor.fc2")
         x = x + self.w["tts.pos_emb_alpha"] * self.positions(len(x))
         x = self.blocks(x, "encoder")
@@ -356,7 +357,7 @@ class Naive:
         return self.linear(x, "tts.out_proj")
 
     def positions(self, size: int) -> Tensor:
-        """fairseq's sinusoids of the positions 2, 3, ..."""
+        """Compute fairseq's sinusoids (size, width) of the positions 2, 3, ..."""
         half = self.a["tts_encoder_embed_dim"] // 2
         rates = torch.tensor([10_000 ** (-n / (half - 1)) for n in range(half)], dtype=torch.float64)
         angles = torch.arange(2, size + 2, dtype=torch.float64)[:, None] * rates

@@ -1,4 +1,4 @@
-"""Models in eight bits: torch's dynamic quantisation, whose activations have one scale a pass, and weights alone."""
+"""Models in 8 bits: by torch's dynamic quantisation, which also quantises activations, or with weights alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 
 def dynamic(model: Any, in_place: bool = False) -> Any:
-    """Activations and weights of all linear layers."""
+    """Quantise activations and weights of all linear layers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torchao goes on with it
+        warnings.simplefilter("ignore", DeprecationWarning)  # torchao replaces this function
         model = model if in_place else copy.deepcopy(model)
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8, inplace=True)
 
 
 class Weights(nn.Module):
-    """A linear layer whose weights alone are eight bits."""
+    """A linear layer whose weights have 8 bits and whose activations are not quantised."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Weights(nn.Module):
 
 
 def weights_alone(model: Any) -> Any:
-    """Weights of all linear layers."""
+    """Quantise the weights of all linear layers."""
     model = copy.deepcopy(model)
     for part in list(model.modules()):
         for name, child in part.named_children():

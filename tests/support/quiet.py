@@ -1,4 +1,4 @@
-"""Warnings of Lightning's that a test of a recipe cannot do anything about: `pytestmark = [*LIGHTNING, ...]`."""
+"""Filters for Lightning's warnings that tests of recipes cannot avoid. Use: `pytestmark = [*LIGHTNING, ...]`."""
 
 import pytest
 
@@ -10,9 +10,9 @@ LIGHTNING = [
     pytest.mark.filterwarnings("ignore:.* exists and is not empty"),
 ]
 
-FITTING = [  # of runs of a few steps, by the command line called as a function
+FITTING = [  # for runs of a few steps that call the command line as a function
     *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),
-    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # pytest has arguments of its own
+    pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter"),  # sys.argv has pytest's arguments
 ]

@@ -1,7 +1,7 @@
-"""Programs in processes of their own, without their imports: `start` stands for `subprocess.Popen`.
+"""Runs programs in separate processes without the time of their imports: `start` replaces `subprocess.Popen`.
 
-One process a session, `python -m tests.support.ready`, imports what programs need; each program is a fork of it that
-takes the folder, the environment, the words and the streams that it was given, and ends as a program does.
+One process for each test session, `python -m tests.support.ready`, imports the modules that programs need. Each program
+is a fork of it with its own folder, environment, arguments and streams, and ends as a Python program does.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("torch", "transformers", "mmdec.cli.jobs")
-TRAINING = ("mmdec.training.__main__", "lightning.pytorch.cli")
-LARGEST = 1 << 17  # bytes of a request
+COMMANDS = ("torch", "transformers", "mmdec.cli.jobs")  # modules to import for `mmdec` commands
+TRAINING = ("mmdec.training.__main__", "lightning.pytorch.cli")  # and for training
+LARGEST = 1 << 17  # the most bytes of a request
 
 
 class Program:
-    """A program that runs, as `subprocess.Popen` shows it."""
+    """A running program, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, request: dict[str, Any], streams: Sequence[int]) -> None:
         self._told, there = socket.socketpair()
@@ -44,7 +44,7 @@ class Program:
         self.pid = int(self._line())
 
     def _line(self) -> str:
-        """The next number that is told of the program: its process, then how it ended."""
+        """Read the next line about the program: first its process id, later its exit status."""
         found = b""
         while not found.endswith(b"\n"):
             more = self._told.recv(1)
@@ -53,13 +53,13 @@ class Program:
         return found.decode()
 
     def poll(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Return the exit status; None while the program runs."""
         if self.returncode is None and select.select([self._told], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def wait(self, seconds: float | None = None) -> int:
-        """How it ended. Raises: `subprocess.TimeoutExpired` where it runs for longer."""
+        """Wait for the exit status. Raises `subprocess.TimeoutExpired` if the program runs for longer."""
         if self.returncode is None:
             if not select.select([self._told], [], [], seconds)[0]:
                 raise subprocess.TimeoutExpired("program", seconds or 0.0)
@@ -68,7 +68,7 @@ class Program:
         return self.returncode
 
     def kill(self) -> None:
-        """SIGKILL, where it still runs."""
+        """Send SIGKILL if the program still runs."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -83,9 +83,10 @@ def start(
 ) -> Program:
     """Run `python -m WORDS`, or `python -c CODE ...`.
 
-    imports: modules that are loaded before; they stay so for later programs. quiet: warnings are ignored, as by
-        `-W ignore`.
-    env: of the program, without what its imports read. streams: files of stdin, stdout and stderr.
+    imports: modules to import before the fork; they stay imported for later programs. quiet: ignore warnings, as
+        `-W ignore` does.
+    env: environment variables to add; modules that are imported already do not see them. streams: files for stdin,
+        stdout and stderr.
     """
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     request = {"words": [*words], "imports": [*imports], "cwd": str(cwd), "env": surroundings, "quiet": quiet}
@@ -95,7 +96,7 @@ def start(
 
 
 def said(code: str, imports: Sequence[str] = COMMANDS) -> str:
-    """What `python -W ignore -c CODE` writes to stdout. Raises: what it writes to stderr, where it fails."""
+    """Return what `python -W ignore -c CODE` writes to stdout. Raises AssertionError with its stderr if it fails."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         ended = start(["-c", code], imports, quiet=True, streams=(subprocess.DEVNULL, out, err)).wait()
         for file in (out, err):
@@ -106,7 +107,7 @@ def said(code: str, imports: Sequence[str] = COMMANDS) -> str:
 
 @cache
 def _parent() -> socket.socket:
-    """Where requests are sent. The process ends when this one does."""
+    """Start the process that forks programs, once. Returns the socket for requests. The process ends with this one."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         command = [sys.executable, "-m", "tests.support.ready", str(there.fileno())]
@@ -121,8 +122,8 @@ def _parent() -> socket.socket:
 
 
 def _serve(requests: socket.socket) -> dict[str, Any]:
-    """Fork a program for each request, until there are no more. Returns in the program, what it is to do."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for programs are waited for by nobody
+    """Fork a program for each request, until there are no more. Returns only in a program: its request."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children that wait for programs
     while True:
         content, files, _, _ = socket.recv_fds(requests, LARGEST, 4)
         if not content:
@@ -130,7 +131,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
         request = json.loads(content)
         for name in request["imports"]:
             importlib.import_module(name)
-        gc.freeze()  # what is shared stays shared, and a program's end need not look through it
+        gc.freeze()  # shared objects stay shared, and a program's garbage collector need not scan them
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -147,11 +148,11 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
 
 
 def _wait_for(program: int, files: Sequence[int]) -> None:
-    """Tell the program's number, and how it ends."""
+    """Write the program's process id, wait for it, and write its exit status. files: the fourth is written to."""
     for file in files[:3]:
         os.close(file)
     for number in (0, 1, 2):
-        os.close(number)  # a reader waits for the program alone
+        os.close(number)  # so that pipes close when the program ends
     os.write(files[3], f"{program}\n".encode())
     _, status = os.waitpid(program, 0)
     os.write(files[3], f"{os.waitstatus_to_exitcode(status)}\n".encode())
@@ -159,7 +160,7 @@ def _wait_for(program: int, files: Sequence[int]) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         request = _serve(socket.socket(fileno=int(sys.argv[1])))
@@ -173,7 +174,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Run the program that `sys.argv` names. Returns: its exit status."""
+    """Run the program that `sys.argv` names. Returns its exit status."""
     try:
         if sys.argv[0] == "-c":
             exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
@@ -191,14 +192,14 @@ def _run() -> int:
 
 
 def _end(status: int) -> None:
-    """End as Python does, but for the destructors of libraries: a fork has not the threads that they would wait for,
+    """End as Python does, but without the destructors of libraries: some wait for threads, which a fork does not have,
     and some abort."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # the reader may have closed it
             stream.flush()
     os._exit(status)
 

@@ -1,8 +1,7 @@
-"""What a CUDA graph does, on a CPU: a call's operations are written down, with the very tensors that they read and
-wrote, and a replay does them again.
+"""Imitates CUDA graphs on a CPU: records a call's operations with their tensors, and replays them.
 
-So whatever a call decided in Python, or brought along, stays as it was; what waits for a device is refused; and what a
-replay gave is overwritten by the next.
+As with a CUDA graph, decisions in Python and tensors made outside stay as they were at recording; an operation that
+waits for the device is refused; and each replay overwrites the outputs of the one before.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from torch.utils._pytree import tree_leaves
 from mmdec.targets import fast_pass
 from mmdec.targets.fast_pass import Graph, Run
 
+# operations that wait for the device
 WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")
 
 
 class Tape(TorchDispatchMode):
-    """Writes down what happens within."""
+    """Records the operations within the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,23 +54,24 @@ def _refuse(tensor: Tensor) -> None:
 
 
 class Count:
-    """Graphs that were made, and how often one was replayed."""
+    """The number of graphs made, and of replays."""
 
     made = replayed = 0
 
 
 @contextmanager
 def recorded_graphs(step: int = 16, room: int = 4) -> Iterator[Count]:
-    """Within the block the CPU has graphs, and slots are `step` columns wide or a little more."""
+    """Within the block, use recorded graphs on the CPU. step, room: replace `fast_pass.STEP` and `fast_pass.ROOM`,
+    which set the width of the key-value memory."""
     count = Count()
 
     def record(run: Run, inputs: Sequence[Tensor]) -> Graph:
         with torch.inference_mode(False), torch.no_grad():
             held, tape = tuple(given.clone() for given in inputs), Tape()
             with tape, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Tensor, "tolist", _refuse)  # torch reads a CPU's memory without an operation
+                patch.setattr(Tensor, "tolist", _refuse)  # on a CPU, `tolist` is no operation that the tape sees
                 outputs = run(*held)
-        for part in outputs:  # nothing has run, as far as a graph is concerned
+        for part in outputs:  # a graph's outputs are undefined before the first replay
             part.fill_(torch.nan)
         count.made += 1
 

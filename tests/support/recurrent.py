@@ -1,4 +1,4 @@
-"""Small random models with recurrent or convolutional states: two layers, one of each kind that the family has."""
+"""Small random models with recurrent or convolutional states: two layers, one of each of the family's kinds."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def recurrent_config(family: str) -> PreTrainedConfig:
-    """A family's configuration in small."""
+    """Make a family's configuration with small sizes."""
     kind: Any = getattr(transformers, f"{family}ForCausalLM").config_class
     known = kind().to_dict()
     given = {name: value for name, value in SIZES.items() if name in known or name in kind.attribute_map}
@@ -121,7 +121,7 @@ def recurrent_config(family: str) -> PreTrainedConfig:
 
 
 def recurrent_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """Two small layers, float32."""
+    """Build a model of two small layers, float32."""
     kind: Any = getattr(transformers, f"{family}ForCausalLM")
     attention = "sdpa" if kind._supports_sdpa else "eager"
     return small_model(kind, recurrent_config(family), attention, seed)

@@ -1,4 +1,4 @@
-"""Recordings and pictures of the names that a page's code reads."""
+"""Copies sample recordings and pictures to the file names that a documentation page's code uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ SAMPLES = Path(__file__).parents[2] / "data" / "samples"
 
 
 def put_samples(folder: Path, code: str) -> None:
-    """Copy a sample to each bare name of a wav, flac or png in the code, but for those that the code writes."""
+    """Copy a sample to each name of a wav, flac or png file (without a folder) in the code, except files that the code
+    writes."""
     french = sorted(SAMPLES.glob("*.wav"))
     english = SAMPLES / "english" / "sentence.flac"
     for number, name in enumerate(sorted(set(re.findall(r"\"(\w+\.(?:wav|flac))\"", code)))):

@@ -1,6 +1,6 @@
-"""Reads the claims out of a text about a scene and holds them against its graph.
+"""Finds the claims in a text about a drawn scene, and compares them with the scene graph.
 
-It knows the language of the answers, not how they were made: so it judges the corpus's text and a model's alike.
+It does not depend on how a text was made, so it can check texts of the corpus and of a model.
 """
 
 import re
@@ -30,14 +30,14 @@ _CLAUSE = re.compile(r"[.;,](?:\s+|$)")
 
 
 def false_claims(graph: Graph, text: str) -> tuple[list[str], int]:
-    """What a text about a scene says that does not hold, and how many claims were read in it."""
+    """Return a text's claims that are false of the scene, and the number of all its claims."""
     read = objects if graph["kind"] in ("room", "street") else prints
     claims = list(read(graph, text))
     return [claim for claim, holds in claims if not holds], len(claims)
 
 
 def called(graph: Graph, name: str) -> list[dict[str, Any]]:
-    """The objects that a name like "star" or "large red star" fits."""
+    """List the objects that a name such as "star" or "large red star" fits."""
     words = name.split()
     return [
         one
@@ -47,7 +47,7 @@ def called(graph: Graph, name: str) -> list[dict[str, Any]]:
 
 
 def objects(graph: Graph, text: str) -> Iterator[tuple[str, bool]]:
-    """Claims about things in places, their neighbours and their number."""
+    """Yield (claim, whether it is true) about objects' places, neighbours and number."""
     lower = text.lower()
     for pattern in _OBJECTS:
         for match in pattern.finditer(lower):
@@ -70,7 +70,7 @@ def objects(graph: Graph, text: str) -> Iterator[tuple[str, bool]]:
 
 
 def related(graph: Graph, left: str, side: str, right: str) -> bool:
-    """Whether both names mean one object each, and those stand directly beside each other like that."""
+    """Return whether each name fits exactly one object, and the left one is directly on this side of the right one."""
     ones, others = called(graph, left), called(graph, right)
     if len(ones) != 1 or len(others) != 1:
         return False
@@ -80,7 +80,7 @@ def related(graph: Graph, left: str, side: str, right: str) -> bool:
 
 
 def rows_hold(graph: Graph, text: str, fits: Callable[[dict[str, Any]], bool]) -> bool:
-    """Whether the counts by row, and the total at the end, are those of the objects that fit."""
+    """Return whether the text's counts by row, and the total at its end, are those of the objects that fit."""
     match = _ROW_COUNTS.search(text.lower())
     if match is None:
         return False
@@ -89,7 +89,7 @@ def rows_hold(graph: Graph, text: str, fits: Callable[[dict[str, Any]], bool]) -
 
 
 def facts(graph: Graph) -> tuple[set[str], set[str], set[tuple[str, str]]]:
-    """The words and values that a picture shows, and which belong together."""
+    """Return the words and the values that a picture shows, and the pairs of them that stand in one row."""
     kind = graph["kind"]
     if kind in ("menu", "timetable"):
         pairs = {tuple(row) for row in graph["rows"]}
@@ -103,7 +103,7 @@ def facts(graph: Graph) -> tuple[set[str], set[str], set[tuple[str, str]]]:
 
 
 def prints(graph: Graph, text: str) -> Iterator[tuple[str, bool]]:
-    """Claims about words, prices, times, colours, degrees and routes."""
+    """Yield (claim, whether it is true) about words, prices, times, colours, degrees and routes."""
     words, values, pairs = facts(graph)
     for clause in _CLAUSE.split(text):
         said, numbers = _WORD.findall(clause), _VALUE.findall(clause)
@@ -122,7 +122,7 @@ def prints(graph: Graph, text: str) -> Iterator[tuple[str, bool]]:
 
 
 def routes(graph: Graph, text: str) -> Iterator[tuple[str, bool]]:
-    """Claims about a map: the ends, the steps and the places between."""
+    """Yield (claim, whether it is true) about a map's route: its ends, colour and steps."""
     for name, place in (("start", graph["path"][0]), ("end", graph["path"][-1])):
         for match in re.finditer(rf"{name}s in the {_PLACE} at the (\w+ \w+)", text):
             yield match.group(), (match.group("place"), match.group(2)) == (POSITIONS[place], " ".join(graph[name]))

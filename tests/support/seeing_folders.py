@@ -1,4 +1,4 @@
-"""Folders of models that see: a small random model of a family with the family's own processor, built here."""
+"""Folders of vision-language models: a small random model of a family, with the processor of this family."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IDEFICS = {
     "global_image_token": "<global-img>",
     "end_of_utterance_token": "<end_of_utterance>",
 }
-MARKS = {  # the tokens of a family's tokenizer, by the names that its processor reads
+MARKS = {  # family -> special tokens of its tokenizer, by the attribute names that its processor uses
     "AyaVision": {
         "image_token": "<image>",
         "start_of_img_token": "<|START_OF_IMG|>",
@@ -114,13 +114,13 @@ MARKS = {  # the tokens of a family's tokenizer, by the names that its processor
     "VideoLlava": {"image_token": "<image>", "video_token": "<video>"},
     "VipLlava": {"image_token": "<image>"},
 }
-PLACEHOLDER = {  # the mark whose number stands in the text, where it is not the image's own
+PLACEHOLDER = {  # the mark that is an image's placeholder in token ids; default: "image_token"
     "AyaVision": "img_patch_token",
     "InternVL": "context_image_token",
     "Llama4": "patch_token",
     "Ovis2": "placeholder_token",
 }
-IN_TEXT = {  # what a template writes; others the image's own mark
+IN_TEXT = {  # what a chat template writes for an image; default: "image_token"
     "Gemma3": "<start_of_image>",
     "Glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
     "Glm4vMoe": "<|begin_of_image|><|image|><|end_of_image|>",
@@ -128,7 +128,7 @@ IN_TEXT = {  # what a template writes; others the image's own mark
     "InternVL": "<IMG_CONTEXT>",
     "Qwen3VLMoe": "<|vision_start|><|image_pad|><|vision_end|>",
 }
-COUNTS: dict[str, dict[str, Any]] = {  # the placeholders of an image
+COUNTS: dict[str, dict[str, Any]] = {  # settings of a processor from which it counts an image's placeholders
     "AyaVision": {"patch_size": 14, "downsample_factor": 2, "img_size": 28},
     "DeepseekVL": {"num_image_tokens": 4},
     "Gemma3": {"image_seq_length": 1},
@@ -155,7 +155,7 @@ NEEDS = {  # packages that a family's processor needs
     "VideoLlava": ("torchvision",),
 }
 NAMES = {"Glm4vMoe": "Glm4v", "GlmOcr": "Glm46V", "Mistral3": "Pixtral", "Qwen3VLMoe": "Qwen3VL", "VipLlava": "Llava"}
-FAMILIES = tuple(family for family in MARKS if family != "GotOcr2")  # whose processor writes the prompt itself
+FAMILIES = tuple(family for family in MARKS if family != "GotOcr2")  # its processor writes the prompt itself
 
 
 def template(mark: str) -> str:
@@ -168,7 +168,7 @@ def template(mark: str) -> str:
 
 
 def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
-    """A model and its processor."""
+    """Build a model and its processor."""
     marks = MARKS[family]
     mark = IN_TEXT.get(family) or marks["image_token"]
     base: Any = build_tokenizer(TEXTS * 3, 340)
@@ -191,7 +191,7 @@ def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
         own |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     if family == "Gemma4":
         own["text_config.vocab_size_per_layer_input"] = len(tokenizer)
-    if family in ("Gemma3", "Gemma4"):  # tied, it would repeat what it reads
+    if family in ("Gemma3", "Gemma4"):  # with tied weights it would repeat its input
         own |= {"tie_word_embeddings": False, "text_config.tie_word_embeddings": False}
     for name in ("video_token_id", "video_token_index"):
         if "video_token" in marks:
@@ -202,12 +202,12 @@ def seeing(family: str, seed: int = 0) -> tuple[Any, Any]:
 
 
 def processor(family: str, tokenizer: Any, chat_template: str) -> Any:
-    """The family's own, without its part for video."""
+    """Build the family's processor, without video where it allows that."""
     kind: Any = getattr(transformers, NAMES.get(family, family) + "Processor")
     if family == "Gemma4":
         sound, video = transformers.Gemma4AudioFeatureExtractor(), transformers.Gemma4VideoProcessor()
         return kind(sound, pictures(family), tokenizer, video, chat_template=chat_template)
-    if family in ("SmolVLM", "VideoLlava"):  # theirs reads pictures, too
+    if family in ("SmolVLM", "VideoLlava"):  # their video processor is needed for pictures, too
         parts: Any = {"video_processor": getattr(transformers, f"{family}VideoProcessor")()}
         parts |= {"image_processor": pictures(family), "tokenizer": tokenizer}
         return kind(**parts, chat_template=chat_template, **COUNTS[family])
@@ -216,7 +216,7 @@ def processor(family: str, tokenizer: Any, chat_template: str) -> Any:
 
 
 def pictures(family: str) -> Any:
-    """The part for pictures, which are small."""
+    """Build the family's image processor, which resizes pictures to small ones."""
     known: Any = transformers
     square = known.GotOcr2ImageProcessorPil
     edges = {"size": {"longest_edge": 28}, "do_image_splitting": False}

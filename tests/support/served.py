@@ -1,4 +1,4 @@
-"""Servers on this machine with tiny models, and a WebSocket client that needs no network."""
+"""Servers with tiny models on this machine, and a WebSocket client that needs no network."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds after which a test gives up on a server that does not answer
+PATIENCE = 60.0  # seconds after which a test fails if the server does not answer
 
 
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns. It runs in a thread of its own: a browser's tests leave a loop in the main one."""
+    """Run a coroutine and return its result. It has its own thread, because browser tests leave an event loop in the
+    main one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 
 
 def models(folder: Path, how: How | None = None) -> dict[str, Any]:
-    """A Whisper, a translator and a model of pictures, written into a folder."""
+    """Write a Whisper, a translator and a vision-language model into a folder. Returns the engines that serve them, by
+    name."""
     how = How(threads=1) if how is None else how
     written = [
         tiny_whisper.write(folder / "whisper"),
@@ -52,7 +54,7 @@ def models(folder: Path, how: How | None = None) -> dict[str, Any]:
 def served(
     engines: dict[str, Any], limits: Limits | None = None, token: str | None = None, ws: Any = "none"
 ) -> Iterator[tuple[httpx.Client, Server]]:
-    """A server in a thread, and a client of it."""
+    """Run a server in a thread. Yields a client for it, and the server."""
     server = Server(engines, limits or Limits(), token)
     running = uvicorn.Server(uvicorn.Config(build(server), port=0, log_level="error", ws=ws))
     thread = threading.Thread(target=running.run)
@@ -82,7 +84,7 @@ def until(true: Callable[[], Any]) -> None:
 
 
 def wav(seconds: float, seed: int = 0) -> bytes:
-    """A buzz as a file's bytes."""
+    """Make a buzz as a wav file's bytes."""
     return as_wav(buzz(seconds, seed))
 
 
@@ -93,7 +95,7 @@ def as_wav(samples: np.ndarray) -> bytes:
 
 
 def picture(pixels: np.ndarray) -> dict[str, Any]:
-    """The part of a message that holds a picture."""
+    """Make the part of a chat message that has a picture, as a data URL."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -101,7 +103,7 @@ def picture(pixels: np.ndarray) -> dict[str, Any]:
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """The server-sent events of a response that ended as it should."""
+    """Parse the server-sent events of a response, and assert that it is complete."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
@@ -131,11 +133,11 @@ class AsgiSocket:
         self._task = asyncio.ensure_future(app(scope, self._to.get, self._from.put))
 
     async def message(self) -> dict[str, Any]:
-        """The next ASGI message of the server."""
+        """Return the server's next ASGI message."""
         return await asyncio.wait_for(self._from.get(), PATIENCE)
 
     async def event(self) -> dict[str, Any]:
-        """The next event, as JSON."""
+        """Return the server's next event, parsed from JSON."""
         message = await self.message()
         assert message["type"] == "websocket.send", message
         return json.loads(message["text"])
@@ -145,6 +147,6 @@ class AsgiSocket:
         self._to.put_nowait({"type": "websocket.receive", "text": text})
 
     async def close(self) -> None:
-        """Go away, and wait until the server has noticed."""
+        """Disconnect, and wait until the server has ended the session."""
         self._to.put_nowait({"type": "websocket.disconnect", "code": 1000})
         await asyncio.wait_for(self._task, PATIENCE)

@@ -1,4 +1,4 @@
-"""`mmdec.transcribe` of half a second of buzzing, four tokens at most."""
+"""A short call of `mmdec.transcribe`: half a second of a buzz, at most four tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters with a memory shorter than the prompt: their options, prompts, and rounds."""
+"""Drafters that compress the prompt, so that their memory is shorter: their options, prompts, and rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets and drafters of simulated clocks, for the budget."""
+"""Simulated targets and drafters whose passes take a given time, to test the budget of drafts."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from mmdec.decode.budget import Budget
 from mmdec.decode.statistics import DecodingStatistics, Pair
 from mmdec.types import Plan
 
-Seconds = Callable[[int], float]
+Seconds = Callable[[int], float]  # columns of a pass -> its seconds
 STATISTICS = DecodingStatistics()
 
 
 def planner(
     target: str = "model", device: str = "cpu", drafter: str = "drafter", prior: Sequence[float] = ()
 ) -> Budget:
-    """For one run; what it learns is for those that follow."""
+    """Make the budget of one run. What it learns is shared with later runs, in `STATISTICS`."""
     return Budget(STATISTICS, Pair(target, device, drafter), prior)
 
 
 def cliff(columns: int) -> float:
-    """Large models on a CPU: matrix times vector is another routine than matrix times matrix."""
+    """Return the seconds of a pass of a large model on a CPU, which is much faster for one column than for two."""
     return 1.0 if columns == 1 else 1.7 if columns == 2 else 1.55 + 0.06 * (columns - 3)
 
 
 def steep(columns: int) -> float:
-    """No two columns share anything."""
+    """Return the seconds of a pass that grow with each column."""
     return 0.5 + 0.5 * columns
 
 
 def tiny(columns: int) -> float:
-    """Overhead is all."""
+    """Return the seconds of a pass that hardly depend on the columns."""
     return 1 + 0.015 * (columns - 1)
 
 
 @dataclass
 class Run:
-    """Tokens, and the seconds that they took, of a simulated run."""
+    """A simulated decoding run."""
 
     target: Seconds
-    price: float = 0.0  # seconds of a layer of the draft
-    chance: float = 0.0  # of a node in a chain
+    price: float = 0.0  # drafter's seconds for each level of the draft
+    chance: float = 0.0  # probability that a node of a chain is accepted
     offers: float = 1.0  # share of the rounds in which there is a draft
-    trees: bool = False  # whether the drafter can make them
-    noise: float = 0.3
+    trees: bool = False  # whether the drafter makes trees; else chains
+    noise: float = 0.3  # relative noise of the measured seconds
     seed: int = 0
-    prior: tuple[float, ...] = ()  # what is known of the drafter beforehand
-    plans: list[Plan] = field(default_factory=list)
-    seconds: float = 0.0
+    prior: tuple[float, ...] = ()  # the budget's prior for this drafter
+    plans: list[Plan] = field(default_factory=list)  # the plan of each round
+    seconds: float = 0.0  # all seconds so far, without noise
 
     def speed(self, tokens: int = 100, batch: int = 1, name: str = "drafter") -> float:
-        """Against plain decoding."""
+        """Simulate decoding of `tokens` tokens. Returns how many times faster than plain decoding it was."""
         dice, budget, done = random.Random(self.seed), planner(drafter=name, prior=self.prior), 0.0
         while done < tokens:
             plan = budget.plan(batch)

@@ -1,4 +1,4 @@
-"""Corpora of a few short files in every layout that is read, and how each is taken up before training."""
+"""Corpora of a few short files in every layout that mmdec reads, and the data module or reader of each."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ SPLITS = {"train": 6, "dev": 2}
 
 @dataclass(frozen=True)
 class Layout:
-    """listed: the file that names the recordings or pictures; file: the one that its second row names, which is
-    `name` there. place: how errors call the second row."""
+    """One layout of a corpus. Paths are relative to the corpus's folder."""
 
-    write: Callable[[Path], None]
-    take: Callable[..., Any]
-    listed: str
-    name: str
-    file: str
-    place: str
+    write: Callable[[Path], None]  # writes the corpus
+    take: Callable[..., Any]  # reads it, as training does
+    listed: str  # path of the file that lists the recordings or pictures
+    name: str  # the recording or picture in the second row of that file, as written there
+    file: str  # path of this recording or picture
+    place: str  # what error messages call the second row
 
 
 @cache

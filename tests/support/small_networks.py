@@ -1,4 +1,4 @@
-"""Draft networks of a few columns, and their shape."""
+"""Small random draft networks, and their sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
-WIDTH = 1100  # columns before the first step: beyond the first table of rotations
+WIDTH = 1100  # columns before the first step: more than the first table of rotary positions has
 
 
 def network(system: str, **changes: Any) -> DraftNetwork:

@@ -1,4 +1,4 @@
-"""A recipe run as it is written, but small: two epochs in one process, its files in a folder of the test's."""
+"""Runs a training recipe with a small model and data: two epochs in this process, with its files in a test's folder."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def fit(recipe: str, out: Path, model: Mapping[str, Any], data: Mapping[str, Any
 
 
 def checkpoint(out: Path, step: int) -> Path:
-    """The one that a run in `out` wrote after so many steps."""
+    """Return the path of the checkpoint that a run in `out` wrote after this step."""
     return out / "checkpoints" / f"step={step}.ckpt"
 
 
 def check_same_weights(first: Path, second: Path) -> None:
-    """Of two checkpoints of the same step."""
+    """Assert that two checkpoints have the same step and equal weights."""
     found = [read_checkpoint(path) for path in (first, second)]
     assert found[0]["global_step"] == found[1]["global_step"]
     one, other = (checkpoint["state_dict"] for checkpoint in found)
@@ -58,13 +58,14 @@ def check_same_weights(first: Path, second: Path) -> None:
 
 
 def logged(out: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a run's metrics that have a value of this name."""
+    """Read the rows of a run's metrics.csv that have a value of this name."""
     with (out / "log" / "metrics.csv").open(encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if row.get(name)]
 
 
 def logged_at_each_step(log: Path) -> dict[tuple[int, str], str]:
-    """What was logged at each step, digit for digit; of all files, for a resumed run keeps the earlier ones."""
+    """Read all logged values as text: (step, name) -> value. It reads all metrics files, because a resumed run begins a
+    new one."""
     found = {}
     for file in sorted(log.glob("metrics*.csv")):
         with open(file, encoding="utf-8", newline="") as lines:
@@ -74,7 +75,7 @@ def logged_at_each_step(log: Path) -> dict[tuple[int, str], str]:
 
 
 def write_voice(folder: Path, units: list[str]) -> None:
-    """What the text-to-speech stage leaves behind, untrained; its phones come in another order."""
+    """Write the files of the text-to-speech stage, with random weights and another order of phones."""
     module = DASpeechModule(units, size="small", mu=1.0, model=tiny_sizes())
     assert isinstance(module.network, DASpeech)
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A checkout in which `make train` truly trains a small network of one system, for one epoch."""
+"""A checkout in which `make train` trains a small network of one system for one epoch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mmdec.training.timed_run import Allowance, Outcome, Runner, System
 def enter(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (checkout / "recipes").symlink_to(Path(__file__).parents[2] / "recipes")
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr("sys.argv", ["train"])  # pytest has arguments of its own
+    monkeypatch.setattr("sys.argv", ["train"])  # it has pytest's arguments
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.delenv(name, raising=False)
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], model: dict[str, Any], **trainer: Any) -> None:
-    """Change options of all systems' recipes, and train them however short the time is."""
+    """Change options of all systems' recipes, and remove the least training time."""
     configure = System.configuration
 
     def small(*arguments: Any) -> dict[str, Any]:
@@ -41,5 +41,5 @@ def run_here(name: str, *arguments: str) -> None:
 
 
 def train_for(system: System, seconds: float, runner: Runner = run_here, fresh: bool = False) -> Outcome:
-    """By a clock that stands still, long ago: one epoch is run, and no more."""
+    """Train with a clock that stands still at a past time, so that exactly one epoch runs."""
     return system.train(Allowance(1000 + seconds, lambda: 1000.0), runner, fresh)

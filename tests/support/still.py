@@ -1,4 +1,4 @@
-"""A callback that trains what is compared: dropout and augmentation off, batch statistics frozen."""
+"""A callback for tests that compare two trainings: no dropout, no augmentation, frozen batch statistics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Still(Callback):
-    """Each step in evaluation mode, with gradients."""
+    """Puts the model into evaluation mode before each training step."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         pl_module.eval()

@@ -1,4 +1,4 @@
-"""Language models for the proofs, a smaller one that drafts, and a drafter that is always wrong."""
+"""Small language models for tests, a smaller one that drafts, and a drafter that is almost always wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = language_model("llama", 2, hidden_size=16, num_hidden_layers=1, num_atte
 
 
 class Wrong:
-    """Always wrong, in bushy trees: what it proposes is drawn at random."""
+    """A drafter that proposes random trees of random tokens."""
 
     name = "wrong"
     needs = Needs()

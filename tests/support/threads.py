@@ -1,4 +1,4 @@
-"""Work of several threads at once."""
+"""Runs functions in several threads at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Work = Callable[[], Any]
 
 
 def at_once(works: list[Work]) -> list[Any]:
-    """What each gives, all of them running together."""
+    """Run all functions at the same time, each in a thread. Returns their results; None for one that failed."""
     found: dict[int, Any] = {}
     together = threading.Barrier(len(works))
 

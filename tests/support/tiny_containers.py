@@ -1,4 +1,4 @@
-"""Sounds in the containers that people's telephones and browsers write, made by PyAV."""
+"""Sounds in the container formats of telephones and browsers, made with PyAV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CODECS = {".mp4": ("mp4", "aac"), ".m4a": ("ipod", "aac"), ".webm": ("webm", "li
 
 
 def contained(samples: np.ndarray, suffix: str, rate: int = 48_000) -> bytes:
-    """A file's bytes. samples: (channels, T) float32 in [-1, 1]."""
+    """Encode samples (channels, T), float32 in [-1, 1], as a file's bytes. suffix: a key of `CODECS`."""
     kind, codec = CODECS[suffix]
     layout = "mono" if len(samples) == 1 else "stereo"
     content = io.BytesIO()
@@ -27,7 +27,7 @@ def contained(samples: np.ndarray, suffix: str, rate: int = 48_000) -> bytes:
 
 
 def silent_film() -> bytes:
-    """An MP4 with pictures and no sound."""
+    """Make an MP4 with pictures and no sound, as bytes."""
     content = io.BytesIO()
     with av.open(content, "w", format="mp4") as container:
         track: Any = container.add_stream("mpeg4", rate=5)

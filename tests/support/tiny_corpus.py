@@ -12,7 +12,7 @@ from tests.conftest import RATE, buzz
 
 HEADER = ["client_id", "path", "sentence", "up_votes", "down_votes", "age", "gender", "accents", "locale", "segment"]
 LEXICON = {"Hello": "hh ax l ow", "there": "dh eh r", "low": "l ow", "Please": "p l iy z", "hold": "hh ow l d"}
-SENTENCES = {  # French, and its renderings
+SENTENCES = {  # French sentence -> its English translations
     "Bonjour à tous !": ["Hello there.", "Hello."],
     "C'est bas.": ["There, low.", "Low there."],
     "Un bas, s'il vous plaît.": ["Please hold low."],
@@ -22,7 +22,7 @@ SENTENCES = {  # French, and its renderings
 
 @dataclass(frozen=True)
 class TinyCorpus:
-    """Where the two halves lie."""
+    """The paths of a corpus."""
 
     root: Path
 
@@ -40,7 +40,7 @@ class TinyCorpus:
 
 
 def phones_of(translation: str) -> list[str]:
-    """With a pause at both ends, and one at each comma."""
+    """Return the phones of an English text, with a pause at both ends and at each comma."""
     phones = ["pau"]
     for word in translation.split():
         phones += LEXICON[{w.lower(): w for w in LEXICON}[word.strip(".,?").lower()]].split()
@@ -49,7 +49,7 @@ def phones_of(translation: str) -> list[str]:
 
 
 def speak(phones: list[str]) -> tuple[np.ndarray, str]:
-    """Samples (T,) at 16 kHz, a tone for each phone, and the line of the alignment."""
+    """Make samples (T,) at 16 kHz with a tone for each phone. Returns them and the line for the alignment's table."""
     names = sorted({phone for line in LEXICON.values() for phone in line.split()})
     pieces, ends, seconds = [], [], 0.0
     for place, phone in enumerate(phones):
@@ -64,7 +64,7 @@ def speak(phones: list[str]) -> tuple[np.ndarray, str]:
 
 
 def write_corpus(root: Path, recordings: int = 3, dev: int = 3) -> TinyCorpus:
-    """Train has `recordings` of each of four sentences, dev has `dev` rows; a second's work."""
+    """Write the corpus: `recordings` recordings of each of four sentences in train, `dev` rows in dev."""
     corpus = TinyCorpus(root)
     (corpus.common_voice / "clips").mkdir(parents=True)
     corpus.root.joinpath("lexicon.tsv").write_text("".join(f"{w}\t{p}\n" for w, p in LEXICON.items()), "utf-8")

@@ -12,7 +12,7 @@ TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "
 
 
 def write_english(root: Path) -> Path:
-    """Two chapters of tones to train on, one for development."""
+    """Write chapters of four tones: two in train, one in train_everyday, one in dev."""
     for split, chapters in (("train", 2), ("train_everyday", 1), ("dev", 1)):
         for chapter in range(chapters):
             folder = root / split / "0001" / str(chapter)

@@ -1,4 +1,4 @@
-"""The tests' translator that hears: Whisper's encoder, head, reader, both decoders and a voice, of random weights."""
+"""A tiny speech translator with a Whisper's encoder, CTC head, reader, both decoders and a voice; random weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYER = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1}
 
 
 def tables() -> tuple[Pieces, Pieces]:
-    """French pieces as they are heard, English ones as they are written."""
+    """Learn the piece tables: French for the CTC head, English for the decoders."""
     return Pieces.learn(FRENCH, 40, HEARD), Pieces.learn(ENGLISH, 40, WRITTEN)
 
 
@@ -44,7 +44,8 @@ def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> Hea
 
 
 def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> HeardTranslator:
-    """Random weights that hear and speak: the head writes several pieces, the decoders no special ones."""
+    """Build a network with random weights whose head outputs several pieces and whose decoders output no special
+    ones."""
     pieces, english = tables()
     torch.manual_seed(seed)
     model = HeardTranslator(sizes(len(pieces), len(english), graph, d_states)).eval()
@@ -54,13 +55,13 @@ def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> HeardTransl
         for decoder in (model.ar, model.decoder):
             if decoder is not None:
                 decoder.embed_tokens.weight[:4] *= 0.3
-                # a unit's own embedding must not be the likeliest next one, or all would be alike
+                # else each unit would be its own likeliest successor, and all units would be equal
                 decoder.layers[-1].final_layer_norm.weight.normal_(std=2.0)
     return model
 
 
 def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) -> HeardParts:
-    """A whole translator. pronunciation: where to write the speller's file."""
+    """Build a whole translator. pronunciation: where to write the speller's file."""
     assert pronunciation is not None
     lines = [f"{word}\t{' '.join(said)}" for word, variants in LEXICON.items() for said in variants]
     pronunciation.write_text("\n".join([*lines, "(h)\thh", "(e)\teh", "(l)\tl", "(o)\tow", "(t)\tdh"]) + "\n")
@@ -72,7 +73,7 @@ def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) 
         ),
         len(PHONES),
     )
-    with torch.no_grad():  # durations are audible
+    with torch.no_grad():  # so that each phone lasts some frames
         voice.tts.duration.out.weight *= 0.1
         voice.tts.duration.out.bias.fill_(1.6)
     return HeardParts(
@@ -83,6 +84,6 @@ def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) 
 
 
 def write(directory: Path, seed: int = 0, graph: bool = True) -> Path:
-    """What `mmdec.load` reads."""
+    """Write a translator's folder, which `mmdec.load` can load."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     return save_heard(directory, parts(seed, graph, directory.with_name(f"{directory.name}.tsv")))

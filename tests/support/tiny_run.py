@@ -1,4 +1,4 @@
-"""A run of `python -m mmdec.training` that takes a moment: a line fitted to numbers, and what may end it early."""
+"""A very short run of `python -m mmdec.training`, which fits a line to numbers, and callbacks that disturb it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 
 from mmdec.training.__main__ import main
 
-STEPS = 4  # of an epoch
+STEPS = 4  # training steps in an epoch
 
 
 class Numbers(LightningDataModule):
-    """Batches of (4, 2) numbers, others in each epoch."""
+    """Batches of random numbers (4, 2), different in each epoch."""
 
     units = ("a", "b")
 
@@ -37,7 +37,7 @@ class Numbers(LightningDataModule):
 
 
 class Line(LightningModule):
-    """Fits a line, with a dead end; `manual` takes its own steps."""
+    """Fits a linear map to the sum of two numbers. manual: use Lightning's manual optimisation."""
 
     def __init__(self, units: list[str] | None = None, lr: float = 0.1, width: int = 1, manual: bool = False) -> None:
         super().__init__()
@@ -66,11 +66,11 @@ class Line(LightningModule):
 
 
 class Other(Line):
-    """Another system."""
+    """The same model as another class, to test checkpoints of another system."""
 
 
 class Asked(Callback):
-    """SIGTERM in the hook `hook`, from step `at` on, once."""
+    """Sends SIGTERM to its process once, in the hook `hook`, at the first chance from step `at` on."""
 
     def __init__(self, hook: str, at: int = 0) -> None:
         self.hook, self.at = hook, at
@@ -91,7 +91,7 @@ class Asked(Callback):
 
 
 class Spoilt(Callback):
-    """After step `at` a weight is not finite; or the gradient of the next one is not."""
+    """Makes a weight NaN after step `at`; or, with `gradient`, makes the next step's gradients infinite."""
 
     def __init__(self, at: int, gradient: bool = False) -> None:
         self.at, self.gradient = at, gradient
@@ -140,9 +140,9 @@ def recipe(folder: Path, model: str = "Line", **options: Any) -> Path:
 
 
 def fit(path: Path | str, *more: str, callback: str = "", **options: Any) -> None:
-    """Run a recipe in this process. callback: one of this module, with its options."""
+    """Run a recipe in this process. callback: name of a callback of this module; options: its arguments."""
     more = (f"--trainer.callbacks+={__name__}.{callback}", *more) if callback else more
     given = [f"--trainer.callbacks.{name}={value}" for name, value in options.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["python"])  # which Lightning would read
+        patch.setattr(sys, "argv", ["python"])  # Lightning would read pytest's arguments
         main(["fit", f"--config={path}", *more[:1], *given, *more[1:]])

@@ -1,4 +1,4 @@
-"""A corpus of ten squares of a colour each, with what is asked of them, for the small vision-language model."""
+"""A corpus of squares in one colour with questions, ten in each split, to train the small vision-language model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPE |= {"width": 16, "layers": 2, "heads": 2, "head_dim": 8, "ffn": 16, "posit
 
 
 def write_scenes(root: Path) -> Path:
-    """{train,dev}.json with their cells, and images/."""
+    """Write {train,dev}.json, {train,dev}.cells.npy and images/ into `root`."""
     draw = np.random.default_rng(0)
     for split in ("train", "dev"):
         rows = []

@@ -1,4 +1,4 @@
-"""A corpus of ten recordings of sentences (noise), its text, and a Whisper of random weights to read them by."""
+"""A corpus of ten recordings (noise) with sentences as their texts, and a Whisper with random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = {"d_states": 32, "d_model": 16, "layers": 1, "kernel": 5, "dropout": 0.0
 
 
 def write(root: Path) -> Path:
-    """whisper/, manifest.tsv with clips/ (eight for training, two of dev), text/train.tsv."""
+    """Write whisper/, manifest.tsv with clips/ (eight of train, two of dev), and text/train.tsv into `root`."""
     build(80, 1, 2, 0, init_std=0.2, max_source_positions=500).save_pretrained(root / "whisper")
     lines = ["id\tpath\tsplit\tspeaker\ttext"]
     for number, text in enumerate(TEXTS):
@@ -29,7 +29,8 @@ def write(root: Path) -> Path:
 
 
 def write_pairs(root: Path) -> Path:
-    """first/ and second/ with {train,dev}.tsv: 8 and 80 French sentences, some with two translations."""
+    """Write sentence pairs first/{train,dev}.tsv and second/{train,dev}.tsv: 8 and 80 French training sentences, some
+    with two translations."""
     nouns = {"gare": "station", "porte": "door", "ville": "town", "plage": "beach"}
     frames = (("Où est la {} ?", "Where is the {}?"), ("La {} est là.", "The {} is there."))
     for name, times in (("first", 1), ("second", 10)):

@@ -1,4 +1,4 @@
-"""A corpus of a few small pictures with questions, and a LLaVA with random weights that answers something."""
+"""A corpus of a few small pictures with questions, and a LLaVA with random weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASKED = ("Describe it.", "What colour is it?")
 
 
 def write_squares(root: Path) -> Path:
-    """Squares of noise, two questions about each, one with a long answer."""
+    """Write squares of noise with two questions about each, of which one has a long answer."""
     draw = np.random.default_rng(0)
     for split, count in (("train", 12), ("dev", 4)):
         rows = []
@@ -41,7 +41,7 @@ def write_squares(root: Path) -> Path:
 
 
 def write_target(folder: Path, seed: int = 0) -> Path:
-    """Weights are large enough that its texts depend on everything."""
+    """Write the LLaVA. Its weights are so large that its answers depend on picture and question."""
     tokenizer = build_tokenizer([*ASKED, *["A red green blue grey square."] * 4], 300)
     vocabulary = tokenizer.get_vocab()
     units = sorted(vocabulary, key=vocabulary.__getitem__)
@@ -64,7 +64,7 @@ def write_target(folder: Path, seed: int = 0) -> Path:
 
 
 def write_scenes(root: Path) -> Path:
-    """Squares whose questions say what is right."""
+    """Write the squares with scored questions, in dev and test."""
     write_squares(root)
     rows = json.loads((root / "dev.json").read_text(encoding="utf-8"))
     for row in rows:
@@ -80,7 +80,8 @@ def write_scenes(root: Path) -> Path:
 
 
 def add_drafter(model: Path, system: str, seed: int = 0, base: str | None = None) -> Path:
-    """Beside a model, by default trained for its weights."""
+    """Write a drafter with random weights into a model's folder. base: the fingerprint of the weights that it is for;
+    None: those of the model."""
     vlm = load_vlm(model, "cpu")
     folder = drafter_weights(system, vlm.model, model / system, seed)
     settings(folder, "config.json", target="tiny", base=fingerprint(vlm.model) if base is None else base)

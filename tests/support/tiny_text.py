@@ -1,4 +1,4 @@
-"""The tests' language model: a few thousand random weights of any family that transformers' configuration describes."""
+"""Tiny language models for tests: Llama, Qwen2 or GPT-2 with random weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "initializer_range": 0.4,  # sharp enough for texts that repeat themselves, and for clear argmaxes
+    "initializer_range": 0.4,  # large, for repetitive texts and clear argmaxes
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -37,14 +37,14 @@ KINDS: dict[str, tuple[Any, Any]] = {
 
 
 def language_model(kind: str = "llama", seed: int = 0, **sizes: Any) -> PreTrainedModel:
-    """Two layers, or what `sizes` say, in the words of the family's configuration."""
+    """Build a model. sizes: fields of the family's configuration that differ from `SIZES`."""
     torch.manual_seed(seed)
     config, network = KINDS[kind]
     return network(config(**{**SIZES, **sizes})).eval()
 
 
 def prompts(batch: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Ragged, padded on the left; the texts repeat themselves so that lookup has something to say."""
+    """Draw prompts of several lengths, padded on the left. They are repetitive, so that prompt lookup finds drafts."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.zeros(batch, 14, dtype=torch.long)
     mask = torch.zeros_like(ids)

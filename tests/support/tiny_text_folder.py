@@ -1,4 +1,4 @@
-"""Language models on disk with random weights and a tokenizer."""
+"""Folders of tiny language models with random weights and a tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = ["Once upon a time there was a dog.", " Would you like some tea?", "Nobo
 
 
 def write(directory: Path, texts: list[str], seed: int, chat: bool = False, **sizes: Any) -> Path:
-    """A folder as transformers writes it. texts: what its tokenizer learns. chat: whether it has a chat template."""
+    """Write a folder in transformers' format. texts: the tokenizer is trained on them. chat: add a chat template."""
     tokenizer = build_tokenizer(texts * 3, 300)
     tokenizer.chat_template = CHAT if chat else None
     ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}

@@ -1,4 +1,4 @@
-"""The tests' speech translator: DASpeech with every part, of a few thousand random weights."""
+"""A tiny speech translator for tests: a DASpeech with all its parts and random weights."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ SIZES = {
 
 
 def tiny_sizes() -> dict[str, int]:
-    """The `model` option of `DASpeechModule` for a network of these sizes."""
+    """Return the option `model` of `DASpeechModule` for a network of these sizes."""
     sizes = {f"{part}.{name}": size for part, values in SIZES.items() for name, size in values.items()}
     return {**sizes, "adaptor_ffn": 16, "ctc_layer": 1}
 
 
 def tiny_vocoder() -> Vocoder:
-    """Random weights."""
+    """Build a vocoder with random weights."""
     return Vocoder(VocoderConfig(channels=16, hidden=16, blocks=1))
 
 
 def write(directory: Path) -> Path:
-    """What `mmdec.load` reads."""
+    """Write a translator's folder, which `mmdec.load` can load."""
     torch.manual_seed(0)
     config = DASpeechConfig(
         encoder=EncoderConfig(**SIZES["encoder"]),
@@ -56,7 +56,7 @@ def write(directory: Path) -> Path:
         ctc_layer=1,
     )
     model = DASpeech(config, len(UNITS))
-    with torch.no_grad():  # random weights that speak: no special unit wins, and durations are audible
+    with torch.no_grad():  # so that no special unit is the best, and each unit lasts some frames
         model.decoder.embed_tokens.weight[:4] = 0
         model.ar.embed_tokens.weight[:4] = 0
         model.tts.duration.out.weight *= 0.1

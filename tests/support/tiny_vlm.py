@@ -1,5 +1,5 @@
-"""The tests' vision-language models: a few thousand random weights of each kind, and prompts as their processors make
-them, from rows of text, images and videos."""
+"""Tiny vision-language models of several kinds with random weights, and prompts in the form that their processors give,
+made from rows of text, images and videos."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START, END, IMAGE, VIDEO = 60, 61, 62, 63
 VOCABULARY = 64
 WORDS = range(6, 58)
 KINDS = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-AXES = KINDS[2:]
+AXES = KINDS[2:]  # kinds whose positions have three axes
 SHIPPED = Path(__file__).parents[2] / "models" / "vlm-scenes"  # LLaVA's architecture, trained
 SPREAD = 0.25
 TEXT: dict[str, Any] = {
@@ -72,9 +72,9 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Picture:
-    """Pixels (T, 3, H, W); of several frames: a video."""
+    """An image, or a video if it has several frames."""
 
-    pixels: Tensor
+    pixels: Tensor  # (frames, 3, H, W)
 
     @classmethod
     def random(cls, seed: int, size: tuple[int, int] = (8, 8), frames: int = 1) -> Picture:
@@ -82,13 +82,13 @@ class Picture:
         return cls(torch.randn(frames, 3, *size, generator=generator))
 
 
-Part = Sequence[int] | Picture  # of a row
+Part = Sequence[int] | Picture  # a part of a row: token ids, or an image or video
 Row = list[Part]
 
 
 @cache
 def vision_model(kind: str, seed: int = 0) -> Any:
-    """A model in float32, with weights large enough for texts that depend on everything."""
+    """Build a model in float32. Its weights are so large that texts depend on all inputs."""
     if kind == "shipped":
         return transformers.LlavaForConditionalGeneration.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     name = NAMES[kind]
@@ -122,7 +122,8 @@ def vision_model(kind: str, seed: int = 0) -> Any:
 
 
 def batch_of(kind: str, rows: Sequence[Row], begin: bool = True) -> dict[str, Tensor]:
-    """Rows as the kind's processor prepares them, padded on the left. begin: with the token that begins a text."""
+    """Make the model's inputs for rows, in the form of the kind's processor, padded on the left. begin: add the token
+    that begins a text."""
     images, videos = list[Picture](), list[Picture]()
     texts = [[BOS][:begin] + _row(kind, row, images, videos) for row in rows]
     width = max(map(len, texts))
@@ -143,12 +144,12 @@ def batch_of(kind: str, rows: Sequence[Row], begin: bool = True) -> dict[str, Te
 
 
 def _row(kind: str, row: Row, images: list[Picture], videos: list[Picture]) -> list[int]:
-    """A row's token ids; its images and videos go to the lists."""
+    """Return a row's token ids, and append its images and videos to the lists."""
     ids: list[int] = []
     for part in row:
         if not isinstance(part, Picture):
             ids += part
-        elif len(part.pixels) == 1 or kind not in AXES:  # LLaVA reads a video as images
+        elif len(part.pixels) == 1 or kind not in AXES:  # LLaVA takes a video as images
             for frame in part.pixels:
                 images.append(Picture(frame[None]))
                 ids += _placeholders(kind, images[-1])
@@ -159,7 +160,7 @@ def _row(kind: str, row: Row, images: list[Picture], videos: list[Picture]) -> l
 
 
 def image_token(kind: str) -> int:
-    """Where an image stands in token ids."""
+    """Return the id of the token that is an image's placeholder."""
     return int(vision_model(kind).config.image_token_id) if kind == "shipped" else IMAGE
 
 
@@ -178,11 +179,12 @@ def _video(kind: str, video: Picture) -> list[int]:
     each = [VIDEO] * (high * wide // 4)
     if kind != "qwen3_vl":
         return [START, *each * times, END]
-    return [token for time in range(times) for token in (WORDS[time], START, *each, END)]  # each after its time
+    return [token for time in range(times) for token in (WORDS[time], START, *each, END)]  # the time's token first
 
 
 def _patches(picture: Picture) -> tuple[Tensor, list[int]]:
-    """(patches, 3 * 2 * 4 * 4) in the order of merged squares, and their grid."""
+    """Cut a picture into patches (patches, 3 * 2 * 4 * 4), in the order of merged squares. Returns them and their
+    grid."""
     pixels = picture.pixels
     if len(pixels) % 2:
         pixels = torch.cat([pixels, pixels[-1:]])
@@ -210,7 +212,8 @@ def _pixels(kind: str, images: list[Picture]) -> dict[str, Tensor]:
 
 
 def _tiles(image: Picture) -> Tensor:
-    """(1 + tiles, 3, 8, 8): the whole image, and the tiles of the grid that fits it best."""
+    """Cut an image as LLaVA-NeXT does. Returns (1 + tiles, 3, 8, 8): the whole image, and the tiles of the grid that
+    fits it best."""
     from transformers.image_processing_utils import select_best_resolution
 
     high, wide = select_best_resolution(tuple(image.pixels.shape[2:]), PINPOINTS)
@@ -224,12 +227,12 @@ def _resized(pixels: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def words(rng: random.Random, most: int = 4) -> list[int]:
-    """A phrase that repeats itself, so that lookup has something to say."""
+    """Draw a phrase and repeat it, so that prompt lookup finds drafts."""
     return [rng.choice(WORDS) for _ in range(rng.randint(2, most))] * 2
 
 
 def row_of(rng: random.Random, content: str) -> Row:
-    """A row of a turn: "none", "one", "three" images of different sizes, or a "video"."""
+    """Draw a row. content: "none": text alone; "one" or "three" images of different sizes; "video"."""
     seed = lambda: rng.randrange(2**31)  # noqa: E731
     if content == "none":
         return [words(rng)]
@@ -244,14 +247,15 @@ OPTIONS: dict[str, Any] = {
     "max_new_tokens": 12,
     "pad_token_id": PAD,
     "eos_token_id": [EOS, 7, 31],
-    "suppress_tokens": [PAD, IMAGE, VIDEO],  # text that could not be told from padding and placeholders
+    "suppress_tokens": [PAD, IMAGE, VIDEO],  # a later turn would take them for padding or placeholders
 }
 
 
 def second_turn(
     kind: str, rows: list[Row], more: list[Row], said: Tensor, mask: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The inputs of a chat's next turn: of the whole chat, and of what is new alone (with the whole chat's mask)."""
+    """Make the inputs of a chat's next turn: for the whole chat, and for the new part alone (with the whole chat's
+    mask). said: ids of the first turn with its answer. mask: the first turn's."""
     new = batch_of(kind, more, begin=False)
     whole = batch_of(kind, [[*row, *part] for row, part in zip(rows, more, strict=True)])
     after = torch.cat([mask, (said[:, mask.shape[1] :] != PAD).long(), new["attention_mask"]], 1)

@@ -1,6 +1,6 @@
-"""Vision-language models on disk with random weights, tokenizer, processor and chat template: a LLaVA, a Qwen2.5-VL.
+"""Tiny vision-language models, a LLaVA and a Qwen2.5-VL, with random weights, tokenizer, processor and chat template.
 
-The LLaVA is the small model's own architecture, written as its export writes it.
+The LLaVA has the architecture of the shipped model vlm-scenes, and its folder the same format.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QWEN_TEMPLATE = (
 
 
 def sharpen(model: PreTrainedModel, seed: int, scale: float) -> None:
-    """Random weights that say something: answers differ by picture and by question, and end at different lengths."""
+    """Draw random weights so large that answers depend on picture and question, and end at different lengths."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -49,7 +49,7 @@ def sharpen(model: PreTrainedModel, seed: int, scale: float) -> None:
 
 
 def configure(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    """How answers end."""
+    """Set the model's generation settings: greedy, at most `NEW` tokens, with the tokenizer's special tokens."""
     model.generation_config = GenerationConfig(
         do_sample=False,
         max_new_tokens=NEW,
@@ -60,7 +60,7 @@ def configure(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def llava(seed: int = 0) -> tuple[LlavaForConditionalGeneration, Any]:
-    """A model and its processor: pictures of 32 x 32 in 4 patches."""
+    """Build a LLaVA and its processor: pictures of 32 x 32 pixels in 4 patches."""
     tokenizer = build_tokenizer(TEXTS * 3, 320)
     vocabulary = tokenizer.get_vocab()
     model = build_model(SHAPE, sorted(vocabulary, key=vocabulary.__getitem__), seed).eval()
@@ -70,7 +70,7 @@ def llava(seed: int = 0) -> tuple[LlavaForConditionalGeneration, Any]:
 
 
 def write(directory: Path, seed: int = 0) -> Path:
-    """What `load_vlm` reads: the LLaVA."""
+    """Write the LLaVA's folder, which `load_vlm` can load."""
     model, processor = llava(seed)
     model.half().save_pretrained(directory)
     processor.save_pretrained(directory)
@@ -78,7 +78,7 @@ def write(directory: Path, seed: int = 0) -> Path:
 
 
 def qwen(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """A Qwen2.5-VL and its processor without the part for video: 4 pixels a patch, 4 patches a token."""
+    """Build a Qwen2.5-VL and its processor, without video: patches of 4 x 4 pixels, 4 patches for each visual token."""
     tokenizer = build_tokenizer(TEXTS * 3, 340)
     marks = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer.add_tokens(marks, special_tokens=True)
@@ -128,7 +128,7 @@ def qwen(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
 
 
 def drafter_weights(system: str, model: Any, folder: Path, seed: int = 0) -> Path:
-    """A network of random weights for the model."""
+    """Write a draft network with random weights for the model."""
     torch.manual_seed(seed)
     kind: Any = network_class(system)
     network = kind(kind.config_class.like(model.config.get_text_config()))
@@ -138,7 +138,7 @@ def drafter_weights(system: str, model: Any, folder: Path, seed: int = 0) -> Pat
 
 
 def settings(folder: Path, name: str, **changes: Any) -> None:
-    """Change a JSON file of a folder; None takes a field out."""
+    """Change fields of a JSON file in a folder; None removes a field."""
     found = json.loads((folder / name).read_text(encoding="utf-8")) | changes
     kept = {field: value for field, value in found.items() if value is not None}
     (folder / name).write_text(json.dumps(kept), encoding="utf-8")

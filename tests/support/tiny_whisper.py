@@ -1,7 +1,7 @@
-"""The tests' Whisper: a few thousand random weights, with special and timestamp tokens where Whisper has them.
+"""Tiny Whispers with random weights, and with special and timestamp tokens in Whisper's order.
 
-`whisper` has a vocabulary of its own and no tokenizer; `network` takes a tokenizer's; `write` saves one with its
-processor, and Medusa heads beside it.
+`whisper` builds a model with the vocabulary below and no tokenizer, `network` one with a tokenizer's vocabulary.
+`write` saves such a model with its processor and Medusa heads.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mmdec.hub.medusa import save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.training.whisper.window_data import build_tokenizer, generation_config
 
-FRAMES = 100  # in a second of features
-STEPS = FRAMES // 2  # the encoder's, of 0.02 s
-TEXT = 60  # tokens that are words
+FRAMES = 100  # feature frames in a second
+STEPS = FRAMES // 2  # encoder states in a second, each of 0.02 s
+TEXT = 60  # number of text tokens, which are the first ids
 EOT, SOT = 60, 61
 LANGUAGES = {"<|en|>": 62, "<|de|>": 63, "<|fr|>": 64}
 TASKS = {"translate": 65, "transcribe": 66}
 PREVIOUS, NO_SPEECH, NO_TIMESTAMPS = 68, 69, 70
-TIMESTAMPS = 71  # 0.00, 0.02, ... 1.00
+TIMESTAMPS = 71  # id of the timestamp 0.00; 0.02, ... 1.00 follow
 VOCABULARY = TIMESTAMPS + STEPS + 1
 SENTENCES = [
     "Hello there, how are you today?",
@@ -42,19 +42,19 @@ SIZES: dict[str, Any] = {
     "decoder_ffn_dim": 48,
     "max_source_positions": STEPS,  # a window of one second
     "max_target_positions": 64,
-    "init_std": 0.4,  # sharp texts, which repeat themselves now and then and end at different lengths
+    "init_std": 0.4,  # large: texts repeat themselves now and then, and end at different lengths
 }
 
 
 def build(vocabulary: int, start: int, end: int, seed: int, **sizes: Any) -> WhisperForConditionalGeneration:
-    """Random weights. start, end: the tokens that a text begins and ends with."""
+    """Build a model with random weights. start, end: the tokens that a text begins and ends with."""
     torch.manual_seed(seed)
     special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
     return WhisperForConditionalGeneration(WhisperConfig(**{"vocab_size": vocabulary, **special, **SIZES, **sizes}))
 
 
 def configure(model: WhisperForConditionalGeneration, **settings: Any) -> WhisperForConditionalGeneration:
-    """The model, ready to run; its generation settings are added to what it has."""
+    """Add generation settings to the model's, and return it in evaluation mode."""
     common = {"max_initial_timestamp_index": 20, "alignment_heads": [[0, 1], [1, 0]]}
     for name, value in {**common, **settings}.items():
         setattr(model.generation_config, name, value)
@@ -62,7 +62,7 @@ def configure(model: WhisperForConditionalGeneration, **settings: Any) -> Whispe
 
 
 def whisper(mels: int = 80, seed: int = 0, **sizes: Any) -> WhisperForConditionalGeneration:
-    """A multilingual model over the tokens above."""
+    """Build a multilingual model with the vocabulary of this file."""
     return configure(
         build(VOCABULARY, SOT, EOT, seed, num_mel_bins=mels, **sizes),
         is_multilingual=True,
@@ -77,13 +77,13 @@ def whisper(mels: int = 80, seed: int = 0, **sizes: Any) -> WhisperForConditiona
 
 
 def processor(seconds: int = 1, mels: int = 80) -> WhisperProcessor:
-    """Features of windows of `seconds`, and a tokenizer of 320 tokens, timestamps not counted."""
+    """Build a processor: features of windows of `seconds`, and a tokenizer of 320 tokens, timestamps not counted."""
     extractor = WhisperFeatureExtractor(feature_size=mels, chunk_length=seconds)
     return WhisperProcessor(extractor, build_tokenizer(SENTENCES, 320))
 
 
 def network(tokenizer: Any, seed: int = 3, seconds: int = 1, **sizes: Any) -> WhisperForConditionalGeneration:
-    """A model of a tokenizer's vocabulary, for windows of `seconds`."""
+    """Build a model with a tokenizer's vocabulary, for windows of `seconds`."""
     number, steps = tokenizer.convert_tokens_to_ids, STEPS * seconds
     end, start, first = number("<|endoftext|>"), number("<|startoftranscript|>"), number("<|notimestamps|>") + 1
     model = build(len(tokenizer), start, end, seed, **{"max_source_positions": steps, **sizes})
@@ -96,7 +96,7 @@ def network(tokenizer: Any, seed: int = 3, seconds: int = 1, **sizes: Any) -> Wh
 
 
 def medusa_heads(config: MedusaConfig, seed: int = 0, std: float = 0.2) -> MedusaHeads:
-    """Heads of random weights."""
+    """Build Medusa heads with random weights."""
     torch.manual_seed(seed)
     heads = MedusaHeads(config)
     for weight in heads.parameters():
@@ -105,12 +105,12 @@ def medusa_heads(config: MedusaConfig, seed: int = 0, std: float = 0.2) -> Medus
 
 
 def heads(model: WhisperForConditionalGeneration, seed: int = 0) -> MedusaHeads:
-    """Three linear heads for a model."""
+    """Build three linear Medusa heads for a model."""
     return medusa_heads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=3), seed)
 
 
 def write(directory: Path, with_heads: bool = True, seconds: int = 1, seed: int = 3, **sizes: Any) -> Path:
-    """What `load_whisper` reads."""
+    """Write a folder that `load_whisper` can load."""
     whole = processor(seconds, sizes.get("num_mel_bins", 80))
     model = network(whole.tokenizer, seed, seconds, **sizes)  # type: ignore[attr-defined]  # set by ProcessorMixin
     model.half().save_pretrained(directory)
@@ -121,7 +121,7 @@ def write(directory: Path, with_heads: bool = True, seconds: int = 1, seed: int 
 
 
 def sound(batch: int, windows: float = 1.0, mels: int = 80, seed: int = 0) -> dict[str, Tensor]:
-    """Features (B, mels, T) and their mask (B, T); each row is a little shorter than the one before."""
+    """Draw features (B, mels, T) and their mask (B, T). Each row is 7 frames shorter than the one before."""
     generator = torch.Generator().manual_seed(seed)
     length = int(windows * FRAMES)
     features = torch.randn(batch, mels, length, generator=generator)

@@ -1,4 +1,4 @@
-"""A target made of a table, drafters that follow a script, and plain decoding in a dozen lines: for the proofs."""
+"""For tests of decoding: a target whose logits are in a table, drafters that follow a function, and plain decoding."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mmdec.decode.tree import trees_from_lists
 from mmdec.decode.verify import MatchRule, RowTree, Rule
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 
-ROWS = 1009  # of the table; a prime
+ROWS = 1009  # rows of the table; a prime number, for the hash
 Tree = tuple[list[int], list[int]]  # tokens of nodes 1, 2, ..., and their parents
 
 
 @dataclass
 class Session:
-    """What is in the cache of each row, padding left out, and the last draft scored."""
+    """The state of a run."""
 
-    rows: list[list[int]]
-    draft: Draft | None = None
+    rows: list[list[int]]  # each row's tokens in the cache, without padding
+    draft: Draft | None = None  # the last draft that was scored
 
 
 class Toy:
-    """Logits are looked up by a hash of the whole prefix: each token depends on all before it, and on how many."""
+    """A target that looks logits up by a hash of the whole prefix, so that they depend on every token before."""
 
     name = "toy"
     hidden_size = 1
@@ -48,7 +48,7 @@ class Toy:
         return start
 
     def logits(self, prefix: Sequence[int]) -> Tensor:
-        """(V,) of the token after a prefix."""
+        """Return the logits (V,) of the token after a prefix."""
         return self.table[self._hash(prefix)]
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Session, Context, Draft, Scores]:
@@ -62,7 +62,7 @@ class Toy:
 
     def score(self, session: Session, draft: Draft) -> Scores:
         assert len(draft.tokens) == len(session.rows)
-        logits = torch.full((*draft.tokens.shape, self.vocab_size), torch.nan)  # padding: to be caught if read
+        logits = torch.full((*draft.tokens.shape, self.vocab_size), torch.nan)  # so that the use of padding shows
         for row, (tokens, parents) in enumerate(zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)):
             hashes: list[int] = []
             for node in range(int(draft.size[row])):
@@ -93,13 +93,14 @@ class Toy:
 
 @dataclass
 class Memory:
-    rows: list[list[int]]  # each row's text, the pending token included
+    rows: list[list[int]]  # each row's text, with the root of the next draft
     random: Random
     calls: int = 0
 
 
 class Scripted:
-    """Drafts whatever a function of (text, plan, random) says, row by row; checks that it is told everything."""
+    """Drafts the tree that a function of (text, plan, random) returns for each row. It asserts that its rows' texts are
+    complete."""
 
     name = "scripted"
     needs = Needs()
@@ -127,7 +128,7 @@ class Scripted:
 
 
 def truth(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
-    """The greedy continuation, as a chain: all of it is accepted where no processor interferes."""
+    """Make a function that drafts the target's greedy continuation as a chain."""
 
     def tree(row: list[int], plan: Plan, random: Random) -> Tree:
         tokens: list[int] = []
@@ -139,7 +140,7 @@ def truth(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
 
 
 def wrong(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
-    """A chain of the least probable tokens."""
+    """Make a function that drafts a chain of the least probable tokens."""
 
     def tree(row: list[int], plan: Plan, random: Random) -> Tree:
         tokens: list[int] = []
@@ -151,8 +152,8 @@ def wrong(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
 
 
 def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], Plan, Random], Tree]:
-    """Any tree at all: each node hangs anywhere and holds a likely token, a favourite or any; siblings may be twins;
-    none, few or more nodes than asked."""
+    """Make a function that drafts a random tree. Each node has a random parent, and a likely token, one of `favourite`
+    or any. Siblings may be equal, and there may be more or fewer nodes than the plan has."""
 
     def tree(row: list[int], plan: Plan, random: Random) -> Tree:
         tokens: list[int] = []
@@ -177,7 +178,7 @@ def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], P
 
 
 class AlwaysAccept(MatchRule):
-    """Believes every first child: what a proof must find out."""
+    """A wrong rule that accepts every first child. Tests must detect it."""
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         path: list[int] = []
@@ -193,7 +194,7 @@ class AlwaysAccept(MatchRule):
 
 @dataclass
 class Changing:
-    """A budget that is another one each round, nothing included."""
+    """A budget that gives another random plan each round, also empty ones."""
 
     random: Random
     most: int = 9
@@ -201,7 +202,7 @@ class Changing:
 
     def plan(self, batch: int) -> Plan:
         nodes = self.random.randrange(self.most + 1)
-        threshold = self.random.choice((0.0, 0.0, 0.1, 0.9))  # of chains alone
+        threshold = self.random.choice((0.0, 0.0, 0.1, 0.9))  # it matters for chains alone
         return Plan(nodes, self.random.randint(1, nodes) if nodes else 0, threshold=threshold)
 
     def observe(
@@ -221,7 +222,7 @@ class Changing:
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """Ragged prompts as `generate` wants them: (B, P), padded on the left."""
+    """Return prompts of several lengths as `generate` takes them: ids and mask (B, P), padded on the left."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
@@ -237,7 +238,7 @@ def run(
     budget: Planner | None = None,
     processors: Sequence[Processor] = (),
 ) -> tuple[Sequences, list[Round]]:
-    """The core on the toy: the text in the end, and the rounds."""
+    """Decode with the core. Returns the final text, and the rounds."""
     inputs = padded(prompts)
     text = Sequences(inputs["input_ids"], stop, processors)
     rounds = list(decode(target, inputs, text, rule, drafter, budget or Budget.fixed(4 if drafter else 0)))
@@ -253,7 +254,8 @@ def plain(
     processors: Sequence[Processor] = (),
     criteria: Sequence[Criterion] = (),
 ) -> list[int]:
-    """Plain decoding of one row: ids (1, P) with `padding` columns on the left; choose(scores (1, V), index)."""
+    """Decode one row without drafts. ids: (1, P) with `padding` columns on the left. choose: (scores (1, V), index of
+    the new token) -> token. Returns the new tokens."""
     tokens: list[int] = []
     while True:
         scores = target.logits(ids[0, padding:].tolist())[None].clone()

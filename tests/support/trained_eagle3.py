@@ -1,4 +1,4 @@
-"""A small Llama that has learned a small language, and EAGLE-3 networks that a plain loop trains on its own texts."""
+"""A small Llama that is trained on an artificial language, and EAGLE-3 networks that are trained on its texts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from mmdec.hub.language_model import LoadedLanguageModel
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 
 VOCABULARY, BOS = 52, 1
-LETTERS = [3 + 3 * number // 2 for number in range(19)]  # 3 ... 30, with gaps; the first one ends a word
-BOUNDARIES = (2, 3, 5)
+LETTERS = [3 + 3 * number // 2 for number in range(19)]  # tokens 3 ... 30, with gaps; the first one ends a word
+BOUNDARIES = (2, 3, 5)  # numbers of the target's layers after which its states are the drafter's features
 HEADS, SIZE, LENGTH, PROMPT = 4, 48, 72, 16
 THETA = 500.0  # of the drafter's rotations: neither the usual base nor the target's
 
 
 def language(rows: int, length: int, seed: int) -> Tensor:
-    """Texts (rows, length) of words; a word follows from the two words before it, one time in ten it does not."""
+    """Draw texts (rows, length) of words. The two words before determine a word, or one time in ten it is random."""
     fixed, draw = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
     words = []
     for _ in range(16):
@@ -50,7 +50,7 @@ def language(rows: int, length: int, seed: int) -> Tensor:
 
 @cache
 def target(steps: int = 300) -> LlamaForCausalLM:
-    """A Llama of six layers, trained on the language."""
+    """Train a Llama of six layers on the language."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -80,8 +80,8 @@ def target(steps: int = 300) -> LlamaForCausalLM:
 
 @cache
 def own_texts() -> tuple[Tensor, Tensor]:
-    """Greedy texts (256, LENGTH) of the target, and its residual stream (4, 256, LENGTH, SIZE) at the boundaries 2, 3,
-    5 and, normed, at its end."""
+    """Return greedy texts (256, LENGTH) of the target, and its states (4, 256, LENGTH, SIZE) after the layers in
+    `BOUNDARIES` and after the final norm."""
     prompts = language(256, PROMPT, 999)
     network: Any = target()
     texts = network.generate(
@@ -97,7 +97,7 @@ def own_texts() -> tuple[Tensor, Tensor]:
 
 @cache
 def trained(seed: int = 0, steps: int = 150, **flags: Any) -> Eagle3:
-    """An EAGLE-3 that drafts for the target, trained for its first two tokens. flags: of its configuration."""
+    """Train an EAGLE-3 that drafts for the target on its first two tokens. flags: fields of its configuration."""
     texts, features = own_texts()
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {
@@ -129,7 +129,7 @@ def trained(seed: int = 0, steps: int = 150, **flags: Any) -> Eagle3:
 
 
 def _loss(network: Eagle3, texts: Tensor, features: Tensor, ids: Tensor) -> Tensor:
-    """The cross-entropy of the first drafted token and of the second behind it, over the target's own tokens."""
+    """Compute the cross-entropy of the first and of the second drafted token, at the tokens that the target wrote."""
     embeds: Tensor = target().get_input_embeddings()(texts)
     length = texts.shape[1] - 2  # columns that have two tokens after their own
     states = network.fuse(embeds[:, 1:-1], torch.cat(list(features), -1)[:, :-2])
@@ -150,7 +150,7 @@ def _error(network: Eagle3, hidden: Tensor, wanted: Tensor) -> Tensor:
 
 
 def published_eagle3(network: Eagle3, folder: Path, **changes: Any) -> Path:
-    """Write a network as a flat folder, as SpecForge has it, with explicit layers. changes: of its config.json."""
+    """Write a network in SpecForge's flat layout, with explicit layers. changes: fields of config.json to set."""
     config = network.config
     described = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -176,14 +176,14 @@ def published_eagle3(network: Eagle3, folder: Path, **changes: Any) -> Path:
 
 @cache
 def loaded() -> LoadedLanguageModel:
-    """The target with a tokenizer whose words are the tokens' numbers."""
+    """Return the target with a tokenizer whose words are the tokens' numbers."""
     words = {str(number): number for number in range(VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # special tokens would be cut out of longer numbers
+    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # special tokens would split longer numbers
     return LoadedLanguageModel(target(), own, Path())
 
 
 def prompt_texts(count: int, seed: int = 7) -> list[str]:
-    """Prompts for `loaded`."""
+    """Draw prompts for `loaded`, as text."""
     return [" ".join(map(str, row)) for row in language(count, PROMPT, seed).tolist()]

@@ -1,4 +1,4 @@
-"""What tests ask of a draft's tree."""
+"""Functions for tests of drafts' trees."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.support.tiny_text import VOCABULARY
 
 
 def is_chain(draft: Draft) -> bool:
-    """Whether every node's parent is the node before it, padding left out."""
+    """Return whether each node's parent is the node before it. Padding is ignored."""
     rows = zip(draft.parents.tolist(), draft.size.tolist(), strict=True)
     return all(parents[:size] == list(range(-1, size - 1)) for parents, size in rows)
 
 
 def random_draft(rng: random.Random, batch: int, nodes: int) -> Draft:
-    """Trees of any shape, rows of any size up to `nodes`."""
+    """Draw a batch of random trees with at most `nodes` nodes, of which one has exactly that many."""
     sizes = [rng.randint(1, nodes) for _ in range(batch)]
     sizes[rng.randrange(batch)] = nodes
     parents = [[-1] + [rng.randrange(node) if node < size else 0 for node in range(1, nodes)] for size in sizes]
@@ -26,7 +26,7 @@ def random_draft(rng: random.Random, batch: int, nodes: int) -> Draft:
 
 
 def way(parents: list[int], node: int) -> list[int]:
-    """From the root down to a node."""
+    """Return the nodes from the root down to a node."""
     path = [node]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -34,7 +34,7 @@ def way(parents: list[int], node: int) -> list[int]:
 
 
 def verdict_of(paths: list[list[int]]) -> Verdict:
-    """Only the path matters to a target."""
+    """Make a verdict with these accepted paths. Its other fields are dummies, because a target uses only the path."""
     width, rows = max(map(len, paths)), len(paths)
     path = torch.tensor([one + [-1] * (width - len(one)) for one in paths])
     ones = torch.ones(rows, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""The drafters of the vision grid, each made for a model and what plain decoding says."""
+"""All drafters to test with vision-language models. Each is made from a model and the texts of plain decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ SMALL: dict[str, Any] = {
 
 
 class Reader:
-    """Reads all that a target offers of the prompt, and drafts chains from it: right ones now and then."""
+    """A drafter that takes all features and embeddings of a target, checks their shapes, and drafts chains from the
+    last features."""
 
     name = "reader"
     needs = Needs(layers=(0, -1), embeds=True)
@@ -64,7 +65,7 @@ class Reader:
 
 
 def network_drafter(system: str, model: Any, **changes: Any) -> Any:
-    """A drafter of a network with random weights."""
+    """Build a drafter with a random draft network."""
     torch.manual_seed(0)
     kind = network_class(system)
     network = kind(kind.config_class.like(model.config.get_text_config(), **changes))
@@ -75,7 +76,7 @@ def network_drafter(system: str, model: Any, **changes: Any) -> Any:
 
 
 def eagle3(model: Any, **changes: Any) -> Any:
-    """EAGLE-3's, with positions of three axes where the model has them."""
+    """Build an EAGLE-3 drafter, with positions of three axes if the model has them."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     sections = tuple(rope.get("mrope_section") or ())
     axes: dict[str, Any] = {"positions": "axes", "mrope_section": sections} if sections else {}
@@ -83,16 +84,18 @@ def eagle3(model: Any, **changes: Any) -> Any:
 
 
 def small(model: Any) -> Any:
-    """A language model with the model's tokens."""
+    """Build a small language model with the model's vocabulary, to draft for it."""
     return language_model("llama", 2, **{**SMALL, "vocab_size": model.config.get_text_config().vocab_size})
 
 
 def smaller(model: Any) -> Any:
-    """A vision-language model of the model's kind."""
+    """Return a vision-language model of the same kind, to draft for the model; for the shipped one, the model
+    itself."""
     kind = next((kind for kind in KINDS if vision_model(kind) is model), "shipped")
     return model if kind == "shipped" else vision_model(kind, 1)
 
 
+# name -> a function of the model and the expected texts that makes the drafter
 DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Any]] = {
     "none": lambda model, wanted: None,
     "lookup": lambda model, wanted: "lookup",

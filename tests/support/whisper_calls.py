@@ -1,4 +1,4 @@
-"""Ways to call a tiny Whisper, what it gives by itself, and drafters that know it."""
+"""Ways to call a tiny Whisper, its results without drafts, and drafters that know these results."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -29,20 +29,20 @@ from tests.support.tiny_whisper import (
     whisper,
 )
 
-MODELS = {80: whisper(80, 9), 128: whisper(128, 1)}  # some of whose windows end before the limit
+MODELS = {80: whisper(80, 9), 128: whisper(128, 1)}  # seeds for which some windows end before the limit
 PROMPT = torch.tensor([PREVIOUS, 5, 6, 7, 24, 24])
-LONG = 3.4  # windows of sound; where random timestamps say so, the decoder sees parts of it twice
+LONG = 3.4  # length of a long recording, in windows; random timestamps make some parts be decoded twice
 
 
 @dataclass(frozen=True)
 class Mode:
     """One way to call `generate`."""
 
-    windows: float = 1.0
-    options: dict[str, Any] = field(default_factory=dict)
+    windows: float = 1.0  # length of the recording
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of `generate`
 
 
-PLAIN: dict[str, Any] = {  # random weights would make up timestamps here, too
+PLAIN: dict[str, Any] = {  # no timestamps: random weights would write some
     "suppress_tokens": [1, 2, *range(SOT, NO_TIMESTAMPS), *range(TIMESTAMPS, VOCABULARY)]
 }
 SPOKEN: dict[str, Any] = {"language": "en", "return_timestamps": True, "return_segments": True}
@@ -89,14 +89,15 @@ SHAPES: dict[str, Any] = {
 
 @dataclass
 class Known:
-    """A run of the oracle: each row's text to come, and how much of it has come."""
+    """The oracle's memory of a run."""
 
-    texts: list[list[int]]
-    places: list[int]
+    texts: list[list[int]]  # each row's text after the prompt
+    places: list[int]  # number of its tokens that are decoded already
 
 
 class Oracle:
-    """Knows the texts of all windows: always right, or never."""
+    """A drafter that is given the texts of all windows and is always right, or always wrong (`right` False). bushy: put
+    a wrong sibling before each right node."""
 
     needs = Needs()
 
@@ -148,7 +149,7 @@ def stock(mels: int, mode: str, batch: int, attention: str) -> Any:
 
 @lru_cache
 def windows(mels: int, mode: str, batch: int) -> list[Tensor]:
-    """What transformers' own loop returned for each window."""
+    """Return the ids that transformers' own loop gave for each window."""
     texts = []
 
     def listen(model: Any, input_ids: Tensor, **given: Any) -> Any:
@@ -161,12 +162,12 @@ def windows(mels: int, mode: str, batch: int) -> list[Tensor]:
 
 
 def plug(drafter: Any, nodes: Any, **more: Any) -> Any:
-    """nodes: of a chain, or (nodes, depth) of a tree."""
+    """Make a `custom_generate` function. nodes: of a chain, or (nodes, depth) of a tree."""
     return mmdec.speculate(drafter, num_speculative_tokens=nodes, **more)
 
 
 def assert_same(found: Any, wanted: Any) -> None:
-    """Tensors, and what is made of them."""
+    """Assert that two results of `generate` are equal: tensors, or dicts and lists of them."""
     assert type(found) is type(wanted)
     if isinstance(wanted, Tensor):
         assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
@@ -184,9 +185,12 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:
-    """A head of random weights that hears something in every frame ("babbling"), now and then ("random"; "ngram": with
-    one), or nothing but marks and silence ("marks"). Tokens 0 to 39 are bytes, those up to 59 are made of two
-    others."""
+    """Build a CTC drafter with a random head.
+
+    kind: "babbling": the head outputs a piece of text in every frame; "random": in some frames; "ngram": the same, with
+        an n-gram model; "marks": it outputs only blanks and segment ends.
+    Tokens 0 to 39 are bytes; each of those up to 59 is two other tokens joined.
+    """
     generator = torch.Generator().manual_seed(seed)
     alphabet = [value - 64 if 64 <= value < 104 else -1 for value in range(256)]
     rows = [(*torch.randint(0, token, (2,), generator=generator).tolist(), token) for token in range(40, TEXT)]

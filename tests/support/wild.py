@@ -1,4 +1,4 @@
-"""A drafter for proofs: trees of any shape, whose tokens are right, almost right or anything, by chance."""
+"""A drafter for tests: random trees, in which each token is right with a given probability, and else random."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 @dataclass
 class Memory:
-    """A run's rows: which text each one follows, and how far it has come."""
+    """The drafter's memory of a run."""
 
     rng: random.Random
-    texts: list[list[int]]
-    tokens: list[list[int]]
-    vocabulary: int = 1
+    texts: list[list[int]]  # each row's expected text, with the prompt
+    tokens: list[list[int]]  # each row's text so far
+    vocabulary: int = 1  # number of tokens
 
 
 class Wild:
-    """Knows what plain decoding says (`texts`, prompts included), and tells it with the chance `right` at each node."""
+    """Drafts random trees. texts: the texts of plain decoding, with the prompts. right: probability that a node below
+    right nodes has the next token of its row's text."""
 
     name = "wild"
     needs = Needs()
@@ -45,7 +46,7 @@ class Wild:
 
     def _tree(self, memory: Memory, row: int, plan: Plan) -> tuple[list[int], list[int]]:
         rng, text, place = memory.rng, memory.texts[row], len(memory.tokens[row])
-        count = rng.choice((0, 1, plan.nodes, rng.randint(0, plan.nodes), plan.nodes + 3))  # more than asked for, too
+        count = rng.choice((0, 1, plan.nodes, rng.randint(0, plan.nodes), plan.nodes + 3))  # also more than planned
         tokens, parents, depths, faithful = list[int](), list[int](), [0], [True]
         for node in range(1, count + 1):
             parent = node - 1 if rng.random() < 0.5 else rng.randrange(node)

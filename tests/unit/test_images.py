@@ -1,4 +1,4 @@
-"""Pictures in: every mode becomes RGB, rotations are undone, and what is no picture is refused in a sentence."""
+"""Tests reading of pictures: every mode becomes RGB, rotations are applied, and other files give one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library logs and does not print; it leaves the root logger to whoever runs it."""
+"""Tests that the library logs instead of printing, and does not change the root logger."""
 
 from __future__ import annotations
 

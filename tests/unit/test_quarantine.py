@@ -1,4 +1,4 @@
-"""Only targets/ and generation/ know what transformers keeps to itself, as far as the syntax tells."""
+"""Tests that only targets/ and generation/ use transformers' private names, as far as the syntax shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the checkout goes into the wheel. hatchling, which builds it, need not be installed."""
+"""Tests which files go into the wheel. It does not need hatchling, which builds the wheel."""
 
 from __future__ import annotations
 

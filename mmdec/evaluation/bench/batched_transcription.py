@@ -1,9 +1,10 @@
-r"""Times recordings of mixed length side by side against one after another, in processor seconds and by the wall clock.
+r"""Times `transcribe` on recordings of mixed length: in batches against one at a time, by processor and wall clock.
 
 python -m mmdec.evaluation.bench.batched_transcription FOLDER --model MODEL --language en --count 100
 
-Recordings are cut out of those of the folder, of 1.5 to 40 s, by a fixed seed. Longer ones than a window are cut at
-pauses before, so that both sides decode the same pieces; tokens are compared. Blocks of recordings go A B A B.
+The timed recordings, of 1.5 to 40 s, are cut at random places out of those in the folder, with a fixed seed. Those
+longer than a window (30 s) are first cut at pauses, so that both sides decode the same pieces. Both sides decode the
+same 20 recordings, then the next 20. Their tokens must be equal.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.training.corpora.librispeech import SOUNDS
 from mmdec.types import MmdecError
 
-SHORTEST, LONGEST = 1.5, 40.0  # of recordings, in seconds; the logarithms of lengths are spread evenly
-BLOCK = 20  # recordings that one side decodes before it is the other side's turn
-SIDE = 8  # batch size of decoding side by side
+SHORTEST, LONGEST = 1.5, 40.0  # lengths of recordings in seconds, drawn evenly on a log scale
+BLOCK = 20  # recordings that one side decodes before the other side decodes them
+SIDE = 8  # batch size of decoding in batches
 
 
 def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Cut `count` recordings of mixed length out of sounds (T,) of 16 kHz."""
+    """Cut `count` recordings (T,) of random length out of sounds (T,) of 16 kHz."""
     drawn, found = random.Random(0), list[Tensor]()
     while len(found) < count:
         size = int(SAMPLE_RATE * math.exp(drawn.uniform(math.log(SHORTEST), math.log(LONGEST))))
@@ -55,9 +56,11 @@ def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
 
 
 def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure the seconds of all recordings and, by block, how many times faster decoding side by side is.
+    """Decode the recordings one after another and in batches, and compare the seconds.
 
-    options: keyword arguments of `transcribe`. Raises MmdecError if the tokens of both sides differ.
+    options: keyword arguments of `transcribe`.
+    Returns a JSON-ready report. "times faster" is seconds one after another / seconds in batches ("side by side").
+    Raises MmdecError if the tokens of the two sides differ.
     """
     ratios, walls, windows, encoder, stopwatch = list[float](), list[float](), 0, 0.0, Stopwatch()
     seconds, wall = ({"one after another": 0.0, "side by side": 0.0} for _ in range(2))

@@ -38,7 +38,10 @@ ROUNDS = 8  # number of rounds in each run
 
 
 class Run:
-    """Runs a drafter on one random prompt and in rounds whose drafts an oracle accepts in part."""
+    """Runs a drafter on one random prompt, and then in rounds.
+
+    visual: number of visual tokens in the prompt. accepted: number of nodes that the oracle accepts of each draft.
+    """
 
     def __init__(self, drafter: TreeGrowing, visual: int, accepted: int) -> None:
         self.drafter, self.accepted = drafter, accepted
@@ -136,7 +139,8 @@ def bench_compressor(
 
 
 def _rounds(run: Run) -> Callable[[], None]:
-    """Run all rounds on one memory, one after another: the cache grows by the accepted tokens, as in decoding."""
+    """Return a function that runs `ROUNDS` rounds. Its calls share one memory, so that the cache grows as in
+    decoding."""
     memory = run.begun()
     return lambda: run.decode(memory)
 

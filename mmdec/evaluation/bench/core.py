@@ -30,7 +30,7 @@ SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
     "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
 }
 TEXTS = {"repeating": 0.02, "wandering": 0.12}  # kind of text that random weights write -> their standard deviation
-PROMPT, NEW_TOKENS = 64, 128
+PROMPT, NEW_TOKENS = 64, 128  # tokens of the prompt and of the answer
 ROWS = 8  # rows of the batch
 DTYPE = torch.float32
 
@@ -79,8 +79,11 @@ def bench_core(
     threads: int = 2,
     log: Log = no_log,
 ) -> BenchReport:
-    """Time four things: the core's share of a round (the core is all except target and drafter); our lookup drafter
-    against transformers' prompt lookup; batch 8 against batch 1; a drafter that is always wrong."""
+    """Time four things: the core (all of a round except target and drafter) as a share of the target's pass; our lookup
+    drafter against transformers' prompt lookup; batch 8 against batch 1; a drafter that is always wrong.
+
+    sizes: keys of `SIZES`. Raises MmdecError if tokens differ from those of plain `generate`.
+    """
     torch_device = prepared(device, threads)
     largest = sizes[-1]
     rows = []

@@ -32,7 +32,7 @@ LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # bins of the number of ne
 @final
 @dataclass(frozen=True)
 class VlmBench:
-    """The options of `bench_vlm`, which documents them."""
+    """The options of `bench_vlm`, see there."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -54,8 +54,8 @@ def bench_vlm(
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
-    questions, images, allow_absolute_paths, prompt: what is asked about which pictures, see `evaluate_vlm`.
-    per_task: number of questions from each task, evenly spaced.
+    questions, images, allow_absolute_paths, prompt, max_new_tokens: as for `evaluate_vlm`.
+    per_task: number of questions from each task, evenly spaced. repeats: timed answers of each method to each question.
     drafters: names or folders, as `mmdec.describe` takes them. They are also compared with each other.
     plan: draft size, see `parse_plan`.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.

@@ -2,8 +2,8 @@
 torch.
 
 Before a row is timed, the results of both are compared; a difference ends the benchmark. Then they are timed in turn.
-On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the card's own copy bandwidth,
-which is also measured here.
+On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the GPU's copy bandwidth, which is
+also measured here.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
 
 @dataclass
 class Operator:
-    """The rows of one operator, and what only a GPU shows: bandwidth, launches, memory, by name."""
+    """The measurements of one operator."""
 
     rows: list[Comparison] = field(default_factory=list)
-    gpu: dict[str, float] = field(default_factory=dict)
-    not_measured: dict[str, str] = field(default_factory=dict)
+    gpu: dict[str, float] = field(default_factory=dict)  # name with unit -> bandwidth, launches or memory of a GPU
+    not_measured: dict[str, str] = field(default_factory=dict)  # what was not measured -> the reason
 
 
 def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
+    """Time our tree attention against torch's attention. nodes: of the draft tree. columns: number of prefix tokens."""
     heads, key_heads, width = HEADS[name]
     q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
     k, v = torch.randn(2, 1, key_heads, columns + nodes, width, dtype=dtype, device=device)

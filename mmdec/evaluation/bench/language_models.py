@@ -1,4 +1,4 @@
-"""Times drafters for people's own language models against transformers' assisted generation and prompt lookup.
+"""Times drafters for a given language model against transformers' assisted generation and prompt lookup.
 
 Before any timing, each method answers each prompt once. If the tokens of one of mmdec's methods differ from those of
 greedy `generate`, there is no report. A prompt on which one of transformers' own methods differs is left out of that
@@ -40,18 +40,18 @@ from mmdec.types import Drafter, InputError
 
 SMALL, ASSISTED = "small model", "assisted generation"
 FIRST = 20  # new tokens of a call that is timed like the first call in a new process
-LEAST = 8  # the fewest new tokens worth a comparison
+LEAST = 8  # a prompt that leaves room for fewer new tokens is left out
 MAX_NEW_TOKENS = 128
 
 
 @final
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as token ids, and how many new tokens the models have positions for."""
+    """A prompt as token ids."""
 
-    task: str
+    task: str  # the kind of prompt
     ids: Tensor  # (1, P) the prompt's P token ids
-    new_tokens: int
+    new_tokens: int  # the most new tokens, for which the model has positions
 
 
 @final
@@ -107,7 +107,7 @@ class LanguageHarness(Harness[Encoded]):
 @final
 @dataclass(frozen=True)
 class LanguageBench:
-    """The options of `bench_language`, which documents them."""
+    """The options of `bench_language`, see there."""
 
     per_kind: int = 3
     repeats: int = 5
@@ -131,10 +131,11 @@ def bench_language(
 ) -> BenchReport:
     """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
 
-    model: directory or hub id of the language model. draft: those of a smaller model, which drafts; or None.
+    model: directory or hub id of the language model. draft: directory or hub id of a smaller model that drafts.
     data: a file of prompts, see `read_prompts`. Default None: eight kinds of instruction for a model with a chat
         template, else beginnings of stories.
-    per_kind: number of prompts of each kind, evenly spaced. max_new_tokens: the most new tokens of an answer.
+    per_kind: number of prompts of each kind, evenly spaced. repeats: timed answers of each method to each prompt.
+    max_new_tokens: the most new tokens of an answer.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = LanguageBench(**options)
@@ -236,7 +237,7 @@ def _passes(measured: Measurements, method: Method) -> Quantity:
     return Quantity(f"{method.name}: tokens of a pass of the model", tokens / max(passes, 1), "tokens", len(runs))
 
 
-KINDS = ("category", "task", "topic", "kind")  # a row's first of these fields is the kind of its prompt
+KINDS = ("category", "task", "topic", "kind")  # fields of a row with the kind of its prompt; the first one counts
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
@@ -250,7 +251,7 @@ class TextPrompt:
 
     @classmethod
     def asked(cls, task: str, *texts: str) -> TextPrompt:
-        """Make a chat of texts, said by the user and the assistant in turn. The user begins."""
+        """Make a chat from texts, which are messages of the user and the assistant in turn. The user's is first."""
         roles = ("user", "assistant")
         return cls(task, tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(texts)))
 

@@ -83,7 +83,7 @@ def paired(
 ) -> Paired:
     """Run a and b alternately, after one warm-up of each.
 
-    seconds: reads the seconds from a result; None: measure the wall clock of the call.
+    seconds: returns the seconds that a result reports; None: measure the wall clock of the call.
     """
     pairs: list[tuple[float, float]] = []
     stopwatch = Stopwatch(device)
@@ -107,12 +107,12 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Group:
-    """Some of the inputs, by their indices. Other fields: as in `Comparison`."""
+    """Some of the inputs, which a report row is about."""
 
     name: str
     kind: Kind
-    indices: Sequence[int]
-    size: float | None = None
+    indices: Sequence[int]  # the inputs' indices
+    size: float | None = None  # the inputs' length in `unit`, to plot curves
     unit: str = ""
 
 
@@ -124,7 +124,8 @@ def task_groups(tasks: Sequence[str]) -> list[Group]:
 
 
 def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit: str) -> list[Group]:
-    """Group inputs by length. lengths: of each input. bins: least and most length; the last bin has no upper end."""
+    """Group inputs by length. lengths: of each input. bins: least and most length of each group. The last group's name
+    shows only the least."""
     groups = []
     for low, high in bins:
         last = (low, high) == bins[-1]
@@ -137,18 +138,18 @@ def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit:
 @final
 @dataclass(frozen=True)
 class Timed:
-    """What several methods cost on the same inputs."""
+    """The measurements of several methods on the same inputs."""
 
-    measured: Measurements
+    measured: Measurements  # method name -> each batch of inputs -> its repeats
     equal: Mapping[str, Sequence[bool]]  # method name -> whether its tokens of each input are those of greedy decoding
-    depths: dict[str, tuple[float, ...]]  # as in `BenchReport`
-    clock: str  # name of the seconds in `Measurement.decoder`
+    depths: dict[str, tuple[float, ...]]  # method name -> accepted share at depths 1, 2, ... of its drafts
+    clock: str  # the name under which rows report `Measurement.decoder`
 
     def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
         """Compare two methods on a group of inputs, without those where the baseline's tokens differ.
 
-        Returns two rows, one for decoder seconds and one for wall clock; none if no input is left. Tokens a round do
-            not count the pass over the prompt.
+        Returns two rows, one for decoder seconds and one for wall clock; none if no input is left. Tokens per round are
+            those of the rounds after the prompt's pass.
         """
         same = [index for index in group.indices if self.equal[baseline][index]]
         if not same:
@@ -179,9 +180,9 @@ class Timed:
         return rows
 
     def stages(self) -> dict[str, dict[str, float]]:
-        """Compute the milliseconds of each stage for each method, without the drafter's in the decoder's.
+        """Compute the milliseconds of each stage for each method.
 
-        transformers' loops report no drafter's time.
+        The decoder's do not include the drafter's, except in transformers' loops, which do not report the drafter's.
         """
         parts: dict[str, Callable[[Measurement], float]] = {
             "features": attrgetter("features"),
@@ -196,14 +197,15 @@ class Timed:
 
 
 def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
-    """Compute the median over repeats, then the mean over inputs. runs: each input's repeats."""
+    """Compute the median over repeats, then the mean over inputs, in milliseconds. runs: each input's repeats."""
     return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
 
 
 def timed(
     harness: Harness[Input], methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
 ) -> Timed:
-    """Compare tokens, then time all methods in turn. methods: the second is greedy decoding. groups: batches of inputs.
+    """Compare tokens, then time all methods in turn. methods: the second one is transformers' greedy decoding. groups:
+    batches of inputs.
 
     Raises MmdecError if the tokens of one of mmdec's methods differ from those of greedy decoding.
     """

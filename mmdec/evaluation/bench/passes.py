@@ -1,6 +1,6 @@
 """Times whole passes of models with random weights: the end-to-end gain of tree attention and of the fast pass.
 
-There are two rows. The first is a language model's pass over a draft tree after a long prefix, with tree attention or
+Two things are timed. The first is a language model's pass over a draft tree after a long prefix, with tree attention or
 with SDPA and a dense mask. The second is a round of a speech model with the fast pass on or off: on a GPU, the fast
 pass replays captured CUDA graphs (`passes_transcription.py`). Random weights cost the same time as trained ones. The
 logits of both variants are compared before anything is timed.
@@ -62,7 +62,8 @@ def bench_passes(
     threads: int = 1,
     log: Log = no_log,
 ) -> BenchReport:
-    """Time a language model's pass and a speech model's round. What does not fit into the GPU's memory is listed only.
+    """Time a language model's pass and a speech model's round. A model that does not fit into the GPU's memory is only
+    listed as not measured.
 
     text, prefix, speech: as in `PassSizes`; None: those of `SIZES` for the device.
     Raises InputError for an unknown size, and MmdecError if two results differ.

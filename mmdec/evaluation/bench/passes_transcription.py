@@ -33,8 +33,8 @@ SPEECHES: dict[str, dict[str, int]] = {  # sizes of Whisper models: channels, la
     "tiny": {"d_model": 384, "layers": 4, "heads": 6},
     "small": {"d_model": 768, "layers": 12, "heads": 12},
 }
-NODES, DEPTH = 16, 6  # size of a draft, root included: the tree of `bench asr`
-NEW_TOKENS = 96
+NODES, DEPTH = 16, 6  # nodes of a draft, root included, and its greatest depth
+NEW_TOKENS = 96  # length of the text whose rounds are timed
 HEADS = 10  # number of Medusa heads
 GRAPHS, SHAPES = "CUDA graphs", "fixed shapes without graphs"  # what the fast pass uses on a GPU, and on a CPU
 PARTS: dict[str, Callable[[Round], float]] = {

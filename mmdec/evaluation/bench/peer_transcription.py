@@ -1,8 +1,8 @@
-"""Times mmdec beside transformers and another engine with the same Whisper, on anybody's recordings.
+"""Times mmdec, transformers and another engine with the same Whisper, on given recordings.
 
-CTranslate2, faster-whisper's engine, gets the weights by its own converter, and features from the same extractor. It
-decodes single windows. `long_form` moves from window to window by transformers' rule: it keeps whole segments, and the
-next window begins at the end of the last segment. All engines decode greedily, without fallback.
+The other engine is CTranslate2, which faster-whisper uses. Its own converter writes the weights, and it gets the same
+features. It decodes single windows. `long_form` moves from window to window by transformers' rule: it keeps whole
+segments, and the next window begins at the end of the last segment. All engines decode greedily, without fallback.
 
 Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each engine runs with one thread and
 with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. Processor seconds
@@ -47,17 +47,18 @@ STOCK, OURS, OURS_INT8 = "transformers float32", "mmdec float32", "mmdec int8"
 PEER, PEER_INT8 = "ctranslate2 float32", "ctranslate2 int8"
 PAIRS = ((OURS, STOCK), (OURS, PEER), (OURS_INT8, PEER_INT8), (PEER, STOCK), (OURS, PEER_INT8))
 PROCESSOR = "processor, one thread"
-Call = Callable[[Tensor], str]  # samples (T,) -> text
+Call = Callable[[Tensor], str]  # samples (T,) of 16 kHz -> text
 Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of F frames, a window -> its tokens without prompt
 
 
 @final
 @dataclass
 class Engine:
-    """What one engine said with one number of threads, and the seconds of each repeat, by recording."""
+    """One engine with one number of threads; its texts and seconds. Keys are the recordings' indices."""
 
     call: Call
     texts: dict[int, str] = field(default_factory=dict)
+    # wall-clock and processor seconds of each repeat
     seconds: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     processor: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -198,7 +199,7 @@ def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Compariso
 def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
     """Decode a recording that is longer than a window. Returns its tokens.
 
-    decode: reads one window. features: (1, mels, T), T frames. size: frames of a window. first: id of the timestamp
+    decode: decodes one window. features: (1, mels, T), T frames. size: frames of a window. first: id of the timestamp
     token 0.00.
     Source: the same rule as transformers' `_retrieve_segment`.
     """
@@ -212,15 +213,15 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
             said, at = said + tokens, at + part.shape[-1]
         else:
             said += tokens[: ends[-1] + 1]
-            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # go on after it; a timestamp step is two frames
+            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a timestamp step is two frames
     return said
 
 
 def peer_calls(
     whisper: LoadedWhisper, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]
 ) -> dict[tuple[str, int], Call]:
-    """Return CTranslate2's calls, by engine and threads. converted: a new folder for the weights in its format. Raises
-    InputError if CTranslate2 is not installed."""
+    """Return functions that transcribe with CTranslate2, by (engine's name, threads). converted: a new folder for the
+    weights in its format. Raises InputError if CTranslate2 is not installed, or the model has no folder."""
     try:  # imported by name: without the package, its types cannot be read
         engine: Any = import_module("ctranslate2")
         converters: Any = import_module("ctranslate2.converters")
@@ -277,6 +278,7 @@ def _beside(path: Path) -> str:
 
 
 def _words_wrong(sides: Sides, references: Sequence[str], harness: TranscriptionHarness) -> list[Quantity]:
+    """Compute each engine's word error rate with one thread. references: by recording; "": it has no transcript."""
     whisper = harness.whisper
     multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)
     normalise, _ = normaliser(whisper.tokenizer, harness.language if multilingual else "en")

@@ -1,4 +1,4 @@
-"""The report format of all benchmarks, its JSON and its tables. A `BenchRun` holds one `BenchReport` a benchmark.
+"""The report format of all benchmarks, its JSON and its tables. A `BenchRun` holds a `BenchReport` of each benchmark.
 
 All outputs (table, Markdown, plots, comparison with a saved run) use only this format. Further results of a benchmark
 are in `details`, unprocessed. A file of another version of the format is refused.
@@ -34,14 +34,14 @@ Kind = Literal["all", "length", "task", "batch", "shape"]
 class Exactness:
     """Result of a comparison of outputs before any timing: how many inputs have equal outputs."""
 
-    what: str
+    what: str  # whose outputs were compared
     equal: int  # number of inputs with equal outputs
     of: int  # number of inputs
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods timed alternately. `times`: how many times faster the subject is, the median of the paired ratios."""
+    """Two methods timed alternately, and how many times faster the first one, the subject, is."""
 
     subject: str  # the method whose speed-up this is
     baseline: str
@@ -49,10 +49,10 @@ class Comparison:
     kind: Kind  # the property by which inputs are grouped
     timed: str  # "wall clock", "decoder", ...
     times: float | None  # the baseline's seconds divided by the subject's; None: not measured
-    low: float | None  # quartiles, or the extremes if `spread` says so
-    high: float | None
+    low: float | None  # lower quartile of this ratio, or the minimum if `spread` is "range"
+    high: float | None  # upper quartile, or the maximum
     pairs: int  # number of pairs of runs
-    inputs: int
+    inputs: int  # number of inputs in the group
     spread: Literal["quartiles", "range"] = "quartiles"
     size: float | None = None  # the group's length in `unit`, to plot curves
     unit: str = ""
@@ -74,8 +74,8 @@ class Quantity:
     name: str
     value: float
     unit: str
-    n: int
-    low: float | None = None
+    n: int  # number of measurements
+    low: float | None = None  # with `high`: quartiles or interval; a single bound is the worst value
     high: float | None = None
 
 
@@ -246,7 +246,7 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """Yield a table by length for each baseline that is not also a subject, and one by task with a column a subject."""
+    """Yield a table by length for each baseline that is no subject, and one by task with a column for each subject."""
     shown = [row for row in comparisons if row.timed == WALL]
     subjects = list(dict.fromkeys(row.subject for row in shown))
     baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
@@ -392,8 +392,8 @@ class Change:
     group: str
     timed: str
     before: float | None  # times faster, in the saved run
-    now: float | None
-    ratio: float | None  # `times` now, divided by `times` in the saved run
+    now: float | None  # times faster, now
+    ratio: float | None  # `now` divided by `before`
     subject_ratio: float | None  # the subject's milliseconds now, divided by those in the saved run
     baseline_ratio: float | None
 
@@ -403,10 +403,10 @@ class Changes:
     """All changes between two runs."""
 
     source: str  # name of the saved run's file
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # how the machines or versions differ
     rows: tuple[Change, ...]
-    only_now: tuple[tuple[str, ...], ...] = ()
-    only_before: tuple[tuple[str, ...], ...] = ()
+    only_now: tuple[tuple[str, ...], ...] = ()  # (benchmark, *key) of comparisons that the saved run lacks
+    only_before: tuple[tuple[str, ...], ...] = ()  # of comparisons that only the saved run has
 
 
 def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:

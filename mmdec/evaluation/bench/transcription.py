@@ -3,8 +3,8 @@
 Before any timing, each method decodes each recording once. If mmdec's tokens differ from those of greedy `generate`,
 there is no report. A recording on which another method differs is left out of that comparison and counted. Then all
 methods run in turn, A B C D A B C D, recording by recording: mmdec through `mmdec.transcribe`, transformers through
-`model.generate` on the same features. Decoder seconds are all of a call except features and encoder; wall clock is from
-samples in memory to text (see `quality/transcription.py`).
+`model.generate` on the same features. Decoder seconds are the seconds of a call without features and encoder; wall
+clock is from samples in memory to text (see `quality/transcription.py`).
 
 Another engine with the same weights is in `peer_transcription.py`.
 """
@@ -51,7 +51,7 @@ class Recording:
 @final
 @dataclass(frozen=True)
 class AsrBench:
-    """The options of `bench_asr`, which documents them."""
+    """The options of `bench_asr`, see there."""
 
     allow_absolute_paths: bool = False
     heads: str | os.PathLike[str] | None = None
@@ -77,9 +77,11 @@ def bench_asr(
     """Time Medusa heads against greedy decoding, prompt lookup and an assistant.
 
     recordings: audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
+    heads: directory of Medusa heads; None: those in the model's folder.
     assistant: directory of a smaller Whisper; None: build one from the model's own layers.
-    plan: draft size, see `parse_plan`.
-    batch: number of long recordings in a batch. allow_absolute_paths: accept absolute paths in the corpus's lists.
+    plan: draft size, see `parse_plan`. repeats: timed runs of each method and recording.
+    batch: number of long recordings in a batch. language: None: detect it.
+    allow_absolute_paths: accept absolute paths in the corpus's lists.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = AsrBench(**options)

@@ -1,4 +1,4 @@
-"""Timing of speech translation. Outputs are compared first, then the two methods of a ratio run in turn, A B A B.
+"""Times speech translation. Outputs are compared first, then the two methods of a ratio run in turn, A B A B.
 
 `bench_speech` times the shipped model with `mmdec.translate_speech`, from file to samples, and the linguistic decoding
 of each strategy against the autoregressive baseline. It also times the two decoders alone by source length, without a
@@ -45,7 +45,7 @@ S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
 TIMED = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
 WHOLE = (3.0, 10.0)  # shortest and longest speech, in seconds, for timing whole calls
-GATE_UNITS = 40
+GATE_UNITS = 40  # the most units that `gate` decodes
 GATE_SLACK = 1e-3  # of logits: the cached and the full pass round differently, so two near-equal units may change order
 
 
@@ -155,11 +155,11 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
 
 @dataclass
 class WholeCalls:
-    """Results of whole calls: the report's rows, our milliseconds for a second of source, what each side said."""
+    """Results of whole calls."""
 
     rows: list[Comparison] = field(default_factory=list)
-    rates: list[Quantity] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
+    rates: list[Quantity] = field(default_factory=list)  # our milliseconds for a second of source
+    texts: dict[str, str] = field(default_factory=dict)  # "method, seconds of speech" -> English text
 
 
 def _whole_calls(

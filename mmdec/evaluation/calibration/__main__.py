@@ -6,16 +6,17 @@ python -m mmdec.evaluation.calibration asr --corpus data/english --other data/co
 python -m mmdec.evaluation.calibration asr --corpus data/voices.tsv --model MODEL --folder FOLDER --write
 python -m mmdec.evaluation.calibration vlm --corpus data/scenes --other data/other_pictures --count 900 --write
 
-It decodes development recordings, clean and in noise, and nonsense (noise, tones, speech of another language; pictures
-of one colour, a gradient or noise, and of other styles), fits a logistic curve to the share of words or claims that are
-right, and measures on the test split: the expected calibration error in ten bins (Guo et al., "On calibration of modern
-neural networks", 2017) and the area under the ROC of unseen sentences against nonsense. The result goes to
-confidence.json in the model's folder, with --write; for vlm, statistics of the training pictures are written beside it.
+It decodes development inputs: recordings, clean and with noise, or pictures; and nonsense (noise, tones, speech of
+another language; pictures of one colour, a gradient or noise, and of other styles). It fits a logistic curve to the
+share of words or claims that are right. On the test split it measures the expected calibration error in ten bins (Guo
+et al., "On calibration of modern neural networks", 2017), and the area under the ROC curve that separates clean inputs
+from nonsense. --write puts the result into confidence.json in the model's folder; for vlm, statistics of the training
+pictures are written beside it.
 
 A translation counts as right from a chrF of 70 and as wrong up to 45. Its curve is fitted on the dev split, and tested
 on voices, languages and nonsense that dev does not have: `--other` is the output of data/build/other_speech.py,
-`--unseen` are recordings for the test only. "above" has the share of all inputs that are wrong with a confidence above
-0.7, and the share of the right ones with such a confidence.
+`--unseen` are recordings for the test only. In the result, "above" has two shares: of all inputs, those whose output is
+wrong with a confidence above 0.7; and of the right outputs, those with such a confidence.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from mmdec.types import InputError
 def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
     """Transcribe a split and return the transcripts as examples: recordings, clean and with noise, and nonsense.
 
-    Without `--other` the model is assumed to know all languages, so speech of another language is no nonsense.
+    Without `--other` the model is assumed to know all languages: then speech of other languages is not used.
     """
     own = [(row.path, (row.text,)) for row in evenly_spaced(read_utterances(options.corpus, split), options.count)]
     if options.other is None:
@@ -137,15 +138,15 @@ def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]
         number += 1
 
 
-MANIFESTS = (".tsv", ".jsonl")
-BINS = 10
+MANIFESTS = (".tsv", ".jsonl")  # suffixes of a manifest of recordings; another path is a corpus's folder
+BINS = 10  # bins of equal width for confidences from 0 to 1
 SURE = 0.7  # outputs above this confidence count as confident: users rely on them
 RIDGE = 1e-3  # keeps weights finite if sentences and nonsense can be separated perfectly
 
 
 def fit(examples: Sequence[Example]) -> Calibration:
-    """Fit the logistic curve of confidence by the least cross-entropy with `right` of the examples. Also record the
-    typical evidence."""
+    """Fit the logistic curve of confidence: it minimises the cross-entropy with the examples' `right`. Also record the
+    mean evidence of the examples that are not nonsense."""
     examples = [example for example in examples if example.evidence]
     names = sorted(examples[0].evidence)
     inputs = torch.tensor([[example.evidence[name] for name in names] for example in examples], dtype=torch.float64)
@@ -194,7 +195,7 @@ def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[di
 
 
 def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, Any]:
-    """Score a calibration on examples that it was not fitted to."""
+    """Score a calibration on examples that it was not fitted to. Returns a JSON-ready report."""
     said = [calibration(example.evidence) if example.evidence else 0.0 for example in examples]
     right = [example.right for example in examples]
     pairs = list(zip(said, examples, strict=True))
@@ -280,6 +281,7 @@ def _heard(translator: SpeechTranslator, samples: np.ndarray, strategy: str) -> 
     return translator.translate([piece], strategy)[0]
 
 
+# task -> a function that decodes a split, and one that returns the model's folder
 TASKS: dict[
     str,
     tuple[Callable[[argparse.Namespace, str], dict[str, list[Example]]], Callable[[argparse.Namespace], Path | None]],

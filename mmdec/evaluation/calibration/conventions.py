@@ -1,7 +1,8 @@
-"""The conventions in which a drafter may be read wrongly, and the readings that the doctor tries.
+"""Conventions by which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
 
-The config.json and the tensors' names in a folder say how to run its network. Engines read them differently, and guess
-what they do not say. Each `Variant` changes one convention of a `Reader`, and says how to change the folder likewise.
+The config.json and the tensors' names in a folder say how to run its network. Engines interpret them differently, and
+guess what is not said. Each `Variant` runs the network (a `Reader`) with one convention changed, and says which change
+of the folder has the same effect.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mmdec.nn.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
 
 BASE = 10000.0  # base of rotary positions if a config names none
 FACTORS = (2.0, 4.0)  # factors to try for linearly scaled rotary positions
-OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"
+OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"  # names of the layouts of folders
 CONVERT = "Convert the folder with `mmdec convert drafter`. "
 
 
@@ -44,15 +45,15 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Variant:
-    """A reader that differs in one convention. depth: the drafted token, from 1, at which the difference shows."""
+    """A way to run a network that differs from the present one in one convention."""
 
-    convention: str
-    now: str  # how the folder is read
-    tried: str  # how the variant reads it
-    reader: Reader
-    remedy: Remedy
-    depth: int = 1
-    tries: int = 1  # number of readings that a search tried to find this one
+    convention: str  # its name
+    now: str  # the present choice, in words
+    tried: str  # the variant's choice, in words
+    reader: Reader  # runs the network with the variant's choice
+    remedy: Remedy  # how to change the folder to get this choice
+    depth: int = 1  # the drafted token, counted from 1, at which the difference shows
+    tries: int = 1  # number of choices that a search tried to find this one
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Folder:
 
     @classmethod
     def of(cls, path: Path) -> Folder:
+        """Read config.json and the tensors' names of a drafter's folder. Raises InputError for a damaged one."""
         return cls(path, read_settings(path / "config.json", "drafter"), tensor_names(path, "drafter"))
 
     @property
@@ -125,7 +127,7 @@ def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, 
 
 
 def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
-    """Yield every reading that changes one convention. model: the target. pictures: whether the texts have any."""
+    """Yield all variants, each with one convention changed. model: the target. pictures: whether a prompt has any."""
     target: Any = model.config.get_text_config(decoder=True)
     yield from _layers(reader, folder, target.num_hidden_layers)
     yield from _flags(reader, folder)
@@ -136,8 +138,8 @@ def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: b
 
 
 def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
-    """Map the layers that published rules give to the rules' names, without the layers that the reader reads now.
-    depth: the target's number of layers."""
+    """Return other choices of the target's layers by known rules: layers -> name of the rule. The reader's present
+    layers are left out. depth: the target's number of layers."""
     layers = reader.layers
     found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
     if len(layers) == 3:
@@ -148,8 +150,8 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
 def other_layers(
     reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
 ) -> Variant:
-    """Make the variant that reads the layers `ids`. name: the rule that gives them. tries: number of readings that a
-    search tried to find them."""
+    """Make the variant that reads the features of the layers `ids`. name: the rule that gives them. tries: number of
+    choices that a search tried to find them."""
     three = isinstance(reader.network.config, Eagle3Config)
     published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
@@ -261,18 +263,17 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
 
 def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
     """Make the variant whose base of rotary positions is `theta`. name: where the base is from. tries: number of
-    readings that a search tried to find it."""
+    choices that a search tried to find it."""
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
     now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)
     return Variant("rope base", now, f"{name}, {theta:g}", mended, remedy, tries=tries)
 
 
-MROPE = ("mrope_section", "mrope_interleaved")
+MROPE = ("mrope_section", "mrope_interleaved")  # settings of rotary positions with three axes
 
 
 def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Yield variants of a network's two ends: the embedding with its scale, the LM head, the tables between
-    vocabularies."""
+    """Yield variants of the embedding and its scale, the LM head, and the table from draft tokens to the target's."""
     network, config = reader.network, reader.network.config
     scale = math.sqrt(config.hidden_size)
     for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
@@ -306,6 +307,7 @@ def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
+    """Yield an EAGLE-3 network's variants of embedding, LM head and `d2t`, the table from draft tokens."""
     config, output = network.config, reader.output
     if config.own_embedding and config.hidden_size == config.target_size:
         shared = replace(reader, network=altered(network, own_embedding=False))

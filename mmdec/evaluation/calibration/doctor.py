@@ -1,13 +1,13 @@
-"""The drafter doctor: is a drafter run as in its training, what does it lose if not, and how long are its drafts?
+"""The drafter doctor: tests whether a drafter is run as in its training, and measures how many tokens are accepted.
 
-A convention is a choice that a folder may leave open, such as the layers to read. A drafter that is run in another one
-than in training drafts worse, and no output shows it: the text stays the target's. `examine` measures the share of
-first drafted tokens that are accepted on the target's greedy text, as the folder is read and with each convention
-changed. A change that gains measurably is a finding; each next finding is measured with the earlier changes applied.
+A convention is a choice that a folder may leave open, such as the layers to read. If it differs from training, drafts
+are worse; no output shows it, because verification keeps the text. `examine` measures the share of first drafted tokens
+that are accepted on the target's greedy text, as the folder is run now and with each convention changed. A change that
+gains measurably is a finding; each next finding is measured with the earlier changes applied.
 
-A gain is the mean difference at the same places. Its interval is that of a ratio of sums over texts (over blocks of
-`BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`, and its interval, at
-95 % for all changes together (Bonferroni; every reading that `searches.py` tried counts), lies above zero.
+A gain is the mean difference at the same places (positions of the texts). Its interval is that of a ratio of sums over
+texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
+and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, InputError, Needs, Plan
 
 TOKENS = 128  # the most tokens of an answer
-CHAINS = range(1, 8)
+CHAINS = range(1, 8)  # lengths of the chains to measure
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
-LEAST_GAIN, MOST_MENDS = 0.01, 4
+LEAST_GAIN, MOST_MENDS = 0.01, 4  # the smallest gain of a finding; the most findings
 FEW, BLOCK = 10, 32  # if there are fewer texts than FEW, they are cut into blocks of BLOCK places
 MOST_PAIRS = 16  # prompts that are answered with the chat template and without
 TEMPLATE = "chat template"
@@ -62,7 +62,7 @@ OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
 
 @dataclass(frozen=True)
 class Share:
-    """A share with its 95 % interval."""
+    """A share, or a difference of shares, with its 95 % interval."""
 
     value: float
     low: float
@@ -71,60 +71,60 @@ class Share:
 
 @dataclass(frozen=True)
 class Tried:
-    """What one changed convention gains. before, after: share of tokens at `depth` accepted; gain: the difference.
+    """What one changed convention gains.
 
     verdict: "off": the change gains, so mend the folder; "worse": the change loses; else "no measurable effect".
     """
 
     convention: str
-    now: str
-    tried: str
-    depth: int
-    before: Share
-    after: Share
-    gain: Share
+    now: str  # the folder's choice, in words
+    tried: str  # the other choice
+    depth: int  # the drafted token that is compared, counted from 1
+    before: Share  # accepted share of these tokens with the folder's choice
+    after: Share  # the same with the other choice
+    gain: Share  # the difference
     verdict: str
     remedy: Remedy = field(default_factory=Remedy)
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Tokens a round, bonus included, with drafts of this size. mended: after the mends; None if there are none."""
+    """Tokens a round, bonus included, with drafts of one size."""
 
     nodes: int
     depth: int
-    as_is: float
-    mended: float | None = None
+    as_is: float  # with the folder as it is
+    mended: float | None = None  # with all findings mended; None if there are none
 
     @property
     def name(self) -> str:
-        """Such as "chain of 3" or "tree of 16, 5 deep"."""
+        """Write the size, such as "chain of 3" or "tree of 16, 5 deep"."""
         return f"chain of {self.nodes}" if self.nodes <= self.depth else f"tree of {self.nodes}, {self.depth} deep"
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What the doctor found. acceptance: share of first tokens accepted; mended: the same with `findings` mended."""
+    """The result of `examine`."""
 
     drafter: str
-    system: str
-    layout: str
+    system: str  # such as "eagle3"
+    layout: str  # of the drafter's folder
     target: str
-    prompts: int
-    places: int
-    pictures: int  # prompts with pictures
-    template: bool
-    acceptance: Share
-    mended: Share | None
+    prompts: int  # number of prompts with an answer
+    places: int  # number of positions of the answers at which a draft may begin
+    pictures: int  # number of prompts with pictures
+    template: bool  # whether the prompts went through the chat template
+    acceptance: Share  # accepted share of first drafted tokens
+    mended: Share | None  # the same with `findings` mended
     findings: list[Tried]
     conventions: list[Tried]  # what was tried and is not off, measured after the mends
     depths: list[float]  # share of k-th tokens accepted, k from 1, if the chain's earlier tokens were; after the mends
     rounds: list[Rounds]
     notes: list[str]
-    measured_on: dict[str, Any]
+    measured_on: dict[str, Any]  # hardware and versions
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
+        """Return the fields as a dict for JSON."""
         return asdict(self)
 
 
@@ -137,10 +137,10 @@ def examine(
     tokens: int = TOKENS,
     log: Callable[[str], None] = lambda line: None,
 ) -> Examination:
-    """Examine a drafter on its target's own greedy answers.
+    """Examine a drafter on its target's greedy answers.
 
     drafter: its folder, name or hub id, as for `load_drafter`. model: the loaded target.
-    prompts: what the target answers.
+    prompts: the target answers them.
     template: whether prompts go through the chat template, if the model has one. tokens: the most in an answer.
     log: receives lines of progress.
     Returns: the `Examination`.
@@ -207,19 +207,19 @@ def _blank(system: str, acceptance: Share) -> Examination:
 
 
 class _Other:
-    """A drafter under examination that has no variants, such as Medusa or FLASH: it is only measured."""
+    """A drafter under examination that has no variants, such as DFlash or FLASH: it is only measured."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
 
     def layers(self, columns: int) -> set[int]:
-        """The target's layers whose features the texts must record."""
+        """Return the target's layers whose features the texts must record."""
         return set(self.drafter.needs.layers)
 
     def examined(
         self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
     ) -> Examination:
-        """Acceptance and tokens a round; nothing else is tried."""
+        """Measure acceptance and tokens a round; nothing else is tried."""
         plans = [*((length, length) for length in CHAINS), *TREES]
         rounds = [Rounds(*plan, tokens_a_round(self.drafter, texts, *plan)) for plan in plans]
         single = [draft_rounds(self.drafter, text, Plan(1, 1)) for text in texts]
@@ -236,7 +236,7 @@ class _Network:
         self.reader, self.folder, self.model = reader, folder, model
 
     def layers(self, columns: int) -> set[int]:
-        """The target's layers to record: the network's, all variants', and those to search if `columns` allow it."""
+        """Return the target's layers to record: the network's and variants'; all, if `columns` (positions) are few."""
         tried = variants(self.reader, self.folder, self.model.model, True)
         every = searches.searchable(self.model.model, columns)
         return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers), *every}
@@ -246,7 +246,7 @@ class _Network:
     ) -> Examination:
         """Try the conventions one by one, mend what is off, and count tokens a round before and after.
 
-        pairs: two texts for a prompt, one with and one without the chat template; first as `examine` was told.
+        pairs: two texts for a prompt, with and without the chat template; the first is that of `texts`.
         """
         pictures = any(_pictured(text) for text in texts)
         findings, tried, reader = find_mends(self.reader, self.folder, self.model.model, texts)
@@ -273,8 +273,8 @@ class _Network:
         )
 
     def _template(self, reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
-        """Acceptance with the chat template and without it. The texts differ, so places are compared with places where
-        the target is equally sure of its token."""
+        """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
+        target gives its token similar probabilities."""
         sides = [list(side) for side in zip(*pairs, strict=True)]
         right = [_first(reader, side) for side in sides]
         sure = [[confidences(reader, text) for text in side] for side in sides]
@@ -299,7 +299,7 @@ class _Network:
         )
 
     def _rounds(self, reader: Reader, texts: Sequence[OwnText]) -> tuple[list[Rounds], list[float]]:
-        """Tokens a round of chains and trees, and acceptance by depth."""
+        """Compute tokens a round of chains and trees, and acceptance by depth."""
         places = sum(text.places for text in texts)
         right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
         found = [Rounds(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS]
@@ -314,8 +314,8 @@ def find_mends(
 ) -> tuple[list[Tried], list[Tried], Reader]:
     """Find what is off with a network, one convention after another.
 
-    reader: the network as its folder is read. folder: where it lies. model: the target. texts: the target's; only
-        layers that they hold are tried.
+    reader: runs the network as its folder says. model: the target. texts: the target's; only layers whose features
+        they hold are tried.
     Returns: what is off, in the order of mending; the other conventions, with the mends; the mended reader.
     """
     findings, done, given = list[Tried](), set[str](), reader
@@ -341,7 +341,7 @@ def find_mends(
 
 
 def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
-    """The finding that the network was trained with another LM head; None if its head may be right."""
+    """Return the finding that the network was trained with another LM head; None if its head may be right."""
     fits = searches.fitted_head(reader, texts)
     if fits is None:
         return None
@@ -355,7 +355,7 @@ def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
-    """Measure a variant. now: which tokens are right without the variant. count: number of all readings that are tried,
+    """Measure a variant. now: which tokens are right without the variant. count: number of all variants that are tried,
     for Bonferroni's interval."""
     before = [_of_depth(right, variant.depth) for right in now]
     after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
@@ -375,22 +375,22 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
 
 
 def tokens_a_round(drafter: Drafter, texts: Sequence[OwnText], nodes: int, depth: int) -> float:
-    """Tokens a round, bonus included, over all texts, with drafts of `nodes` tokens at most `depth` deep."""
+    """Compute tokens a round, bonus included, over all texts, with drafts of `nodes` tokens at most `depth` deep."""
     return sum(text.places for text in texts) / sum(draft_rounds(drafter, text, Plan(nodes, depth)) for text in texts)
 
 
 def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
-    """At which places of the texts the first drafted token is right."""
+    """Return for each text (N,): 1 at places where the first drafted token is right, else 0."""
     return [_of_depth(right_tokens(reader, text, 1), 1) for text in texts]
 
 
 def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
-    """Which drafted tokens are right at one depth of the chains, as numbers (n,): 1 or 0."""
+    """Return (n,): 1 where the drafted token at this depth of the chain is right, else 0."""
     return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
 
 
 def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
-    """For each depth from 1: the share of right tokens, among chains whose earlier tokens are all right."""
+    """Compute for each depth, from 1, the share of right tokens among chains whose earlier tokens are all right."""
     shares = []
     for depth in range(CHAINS[-1]):
         hits = tries = 0
@@ -406,13 +406,13 @@ def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
 
 
 def accepted(right: Sequence[np.ndarray]) -> Share:
-    """The share of places that are right."""
+    """Compute the share of places that are right."""
     found = mean(right)
     return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
 
 
 def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
-    """The mean over all places of texts, with its interval.
+    """Compute the mean over all places of texts, with its interval. level: 1 minus the interval's coverage.
 
     Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
     Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
@@ -434,7 +434,7 @@ def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
 
 
 def student(chance: float, freedom: int) -> float:
-    """A quantile of Student's t. Source: Abramowitz and Stegun, 26.7.5."""
+    """Compute a quantile of Student's t; freedom: its degrees of freedom. Source: Abramowitz and Stegun, 26.7.5."""
     z = NormalDist().inv_cdf(chance)
     terms = (
         z,
@@ -446,7 +446,7 @@ def student(chance: float, freedom: int) -> float:
 
 
 def verdict(gain: float, certain: Share) -> str:
-    """The verdict on a change, see `Tried`. certain: the gain, with an interval that holds for all changes together."""
+    """Return the verdict on a change, see `Tried`. certain: the gain with an interval for all changes together."""
     if gain >= LEAST_GAIN and certain.low > 0:
         return OFF
     return WORSE if gain <= -LEAST_GAIN and certain.high < 0 else NOTHING
@@ -454,7 +454,7 @@ def verdict(gain: float, certain: Share) -> str:
 
 @torch.inference_mode()
 def confidences(reader: Reader, text: OwnText) -> np.ndarray:
-    """The probabilities (N,) that the target gives to the tokens of its answer from the second on."""
+    """Compute the probabilities (N,) that the target gives to the tokens of its answer from the second on."""
     logits = reader.output(text.context.features[-1][0, text.prompt :]).float()
     tokens = torch.tensor(text.answer[1:], device=logits.device)[:, None]
     return logits.softmax(-1).gather(1, tokens)[:, 0].cpu().numpy()
@@ -463,17 +463,17 @@ def confidences(reader: Reader, text: OwnText) -> np.ndarray:
 def matched_gain(
     ours: Sequence[np.ndarray], sure: Sequence[np.ndarray], others: Sequence[np.ndarray], sure_of: Sequence[np.ndarray]
 ) -> tuple[Share, Share]:
-    """The gain of other texts over ours at places of equal confidence, with a 95 % and with a 99 % interval.
+    """Compute the gain of other texts over ours at places of similar confidence, with a 95 % and with a 99 % interval.
 
-    ours, others: where the first token is right (1 or 0), a text for each prompt. sure, sure_of: the target's
-    confidence at the same places. The intervals are the jackknife's over prompts.
+    ours, others: (N,) for each prompt's text, 1 where the first drafted token is right, else 0. sure, sure_of: the
+    target's confidence at the same places. The intervals are the jackknife's over prompts.
     """
     pooled = np.concatenate([*sure, *sure_of])
     edges = np.quantile(pooled, np.arange(1, STRATA) / STRATA)
     weights = np.bincount(np.searchsorted(edges, pooled), minlength=STRATA) / len(pooled)
 
     def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
-        """Counts (prompts, 2, strata): right places and all places, by the target's confidence."""
+        """Count (prompts, 2, strata): right places and all places, by the target's confidence."""
         where = [np.searchsorted(edges, part) for part in chances]
         pairs = zip(where, right, strict=True)
         return np.array([[np.bincount(w, r, STRATA), np.bincount(w, minlength=STRATA)] for w, r in pairs])

@@ -42,6 +42,7 @@ class Example:
 
     @property
     def nonsense(self) -> bool:
+        """Return whether the input was nonsense."""
         return not self.kind.startswith("speech") and not self.kind.startswith("picture")
 
 
@@ -81,6 +82,7 @@ def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
 
 
 def _no_speech(kind: str, size: int, draw: np.random.Generator) -> np.ndarray:
+    """Generate a sound (size,) of a kind, before its loudness is set; every other kind is "chirps"."""
     time = np.arange(size) / SAMPLE_RATE
     if kind == "silence":  # as in a quiet room
         return 1e-3 * draw.normal(size=size)
@@ -119,7 +121,7 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
         share = (ramp - ramp.min()) / (ramp.max() - ramp.min())
         return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
     radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)  # standard deviations, in pixels and in grey levels
-    waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # the Gaussian's own transform
+    waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # Fourier transform of the Gaussian
     noise = np.fft.fft2(draw.normal(size=shape), axes=(0, 1)) * (waves[:, None] * waves)[..., None]
     blurred = np.fft.ifft2(noise, axes=(0, 1)).real
     return (128 + contrast * blurred / blurred.std()).round().clip(0, 255).astype(np.uint8)

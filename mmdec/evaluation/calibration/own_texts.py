@@ -1,9 +1,9 @@
-"""The target's own texts, and how often a drafter's tokens are right in them.
+"""Measures how often a drafter's tokens equal those of the target's greedy answers.
 
-For each prompt the target writes its greedy answer once, and reads prompt and answer in one pass. With the features of
-that pass, the drafter drafts at all places of the answer at once: its first tokens, and the later tokens of chains,
-because after a right token it reads the same text as in decoding. So the rounds that decoding with chains takes are
-counted without decoding. Trees are drafted one after another, at each place where a round would begin.
+For each prompt the target writes its greedy answer once; then one pass over prompt and answer gives its features. With
+these, the drafter drafts at all places of the answer at once: its first tokens, and the later tokens of chains, whose
+input after a right token is the same text as in decoding. So the rounds that decoding with chains takes are counted
+without decoding. Trees are drafted one after another, at each place where a round would begin.
 
 Sizes: P columns (positions) of the prompt, N + 1 tokens of the answer, L = P + N columns of the pass, H channels. At
 the answer's column c, from 0, the root is the answer's token c, and the first drafted token should be token c + 1.
@@ -78,7 +78,7 @@ class OwnText:
 def own_text(
     target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
 ) -> OwnText | None:
-    """Let the target answer a prompt, and read both. None for an answer of fewer than `LEAST` tokens.
+    """Let the target answer a prompt, and run it over both. Returns None for an answer of fewer than `LEAST` tokens.
 
     inputs: the target's inputs for the prompt, a batch of one. drafter: speeds up the answer without changing it.
         tokens: the most new tokens. needs: what the pass must record.
@@ -112,15 +112,15 @@ def own_text(
 
 @dataclass(frozen=True)
 class Reader:
-    """One way to run a draft network: network, target's embedding and LM head, and two conventions without a setting.
+    """One way to run a draft network: the network, and two conventions that its configuration does not have.
 
-    scale: factor on EAGLE-3's text embeddings. late: what each column reads from the column before instead of its own:
-        "tokens" or "features"; "": neither.
+    scale: factor on EAGLE-3's text embeddings. late: input that each column takes from the column before instead of
+        its own: "tokens" or "features"; "": neither.
     """
 
     network: DraftNetwork
-    embedding: nn.Module
-    output: nn.Linear
+    embedding: nn.Module  # the target's token embedding
+    output: nn.Linear  # the target's LM head
     scale: float = 1.0
     late: str = ""
 
@@ -182,10 +182,10 @@ class Scaled(nn.Module):
 
 @torch.inference_mode()
 def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
-    """Draft a chain behind each root, and compare it with the answer.
+    """Draft a chain after each root, and compare it with the answer.
 
-    Returns: for each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, given that the
-        drafter read the right tokens before it. There are fewer depths if the answer is shorter.
+    Returns: for each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, if the drafter's
+        input has the right tokens before it. There are fewer depths if the answer is shorter.
     """
     network, begin, count = reader.network, text.prompt, text.places
     prompted, embeds, hidden, past, own = _at_roots(reader, text)
@@ -193,7 +193,7 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
     found: list[Tensor] = []
     for step in range(min(depth, count)):
         if step:
-            # the chains behind all roots at once: a root's chain sees the text up to the root, and itself
+            # the chains after all roots at once: a chain attends to the text up to its root, and to itself
             states = _followed(reader, embeds[begin + step :], hidden[0, :-1], prompted.carry)
             mask = _chain_mask(len(prompted.states), count, step, states)
             hidden, pair = network.layer(states[None], own[None, step:], past, mask)
@@ -248,8 +248,9 @@ def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Ten
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
-    """Build the additive mask (1, 1, n, S) for column `step` of n chains. A chain sees the prompt, the answer's columns
-    up to its root, and its own columns. prompt, count: numbers of columns of the prompt and of the answer."""
+    """Build the additive mask (1, 1, n, S) for column `step` of n chains, over the S columns so far. A chain sees the
+    prompt, the answer's columns up to its root, and its own columns. prompt, count: numbers of columns of the prompt
+    and of the answer."""
     device, size = states.device, count - step
     roots = torch.arange(size, device=device)[:, None]
     parts = [torch.ones(size, prompt, dtype=torch.bool, device=device)]
@@ -303,7 +304,7 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, following: Sequence[int]) -> list[int]:
     """Return the nodes, from the root, of the draft's path that equals the text. tokens, parents: of the draft's `size`
-    nodes. following: the text behind the root."""
+    nodes. following: the text after the root."""
     path = [0]
     for token in following:
         node = next((n for n in range(1, size) if parents[n] == path[-1] and tokens[n] == token), None)
@@ -320,6 +321,7 @@ def _scores(states: Mapping[int, Tensor], columns: list[int]) -> Scores:
 
 
 def _verdict(path: list[int], tokens: list[int], device: torch.device) -> Verdict:
+    """Make the verdict that accepts these nodes and appends these tokens, for a batch of one."""
     said = torch.tensor([tokens], device=device)
     done, lengths = torch.zeros(1, dtype=torch.bool, device=device), torch.tensor([len(tokens)], device=device)
     return Verdict(torch.tensor([path], device=device), said[:, -1], done, said, lengths)

@@ -1,8 +1,9 @@
-"""Searches for settings that a folder gives no hint of, base of rotary positions and layers; and finds a lost LM head.
+"""Searches for two settings that a folder may not state, the base of rotary positions and the layers, and finds an LM
+head that is not the trained one (a lost head).
 
-A search minimises the drafter's mean surprise, -log of the probability, at the target's own tokens. With few places,
-this says more than the share of right tokens. The result of a search is one `Variant`, which the doctor measures like
-any other; its `tries` counts all readings that the search tried.
+A search minimises the drafter's mean surprise, -log of the probability, at the target's tokens. With few places, this
+tells more than the share of right tokens. The result of a search is one `Variant`, which `doctor.py` measures like any
+other; its `tries` counts all choices that the search tried.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from mmdec.training.corpora.text_files import evenly_spaced
 
 PLACES = 1024  # positions in texts that a search uses
 BASES = tuple(digit * 10.0**power for power, digit in product(range(2, 9), (1, 2, 5)))  # 100 ... 5e8
-GOLDEN = (math.sqrt(5) - 1) / 2
+GOLDEN = (math.sqrt(5) - 1) / 2  # factor by which a step of golden-section search shortens the interval
 REFINED = 6  # steps of golden-section search between two bases of the grid: precise to 5 %
 SWEEPS = 3  # the most sweeps over a network's layers
 RIDGE = 1e-3  # ridge penalty of the fitted LM head, whose input states are scaled to length 1
@@ -53,7 +54,7 @@ def searchable(model: PreTrainedModel, columns: int) -> set[int]:
 
 
 def searched(reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """Yield the best base of rotary positions and the best layers that a search finds, where no rule gives them.
+    """Yield the best base of rotary positions and the best layers that a search finds, unless a variant has them.
 
     model: the target. texts: the target's; layers are searched only if the texts hold all layers' features.
     """
@@ -155,7 +156,8 @@ def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tenso
 
 
 def head_remedy(reader: Reader) -> tuple[str, Remedy]:
-    """Explain a lost LM head: whose rows it holds (the model's, or its own), and how to mend the folder."""
+    """Return how a lost LM head is called in the report ("the model's rows" or "its own"), and how to mend the
+    folder."""
     network: Any = reader.network
     rows = reader.output.weight
     ids = network.token_ids(torch.arange(network.vocabulary, device=rows.device))

@@ -49,7 +49,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
     def prompt(self, question: ImageQuestion) -> str:
-        """Write the question's text, with this model's own image token at the places of its pictures."""
+        """Write the question's text, with this model's image token at the places of its pictures."""
         return question.question.replace(IMAGE, self.vlm.image_token)
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
@@ -138,7 +138,7 @@ class Answered:
 
     question: ImageQuestion
     answer: Description | None
-    right: float  # points that the answer got, of `of` possible ones
+    right: float  # points of the answer, at most `of`
     of: int  # possible points: 1; for a description its number of claims; 0 without a reference
     error: str = ""
     other_words: bool = False  # the answer is right in other words than the reference, so `right` does not count it
@@ -165,7 +165,7 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
 @final
 @dataclass(frozen=True)
 class VlmScoring:
-    """The options of `evaluate_vlm`, which documents them."""
+    """The options of `evaluate_vlm`, see there."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -194,7 +194,8 @@ def evaluate_vlm(
     images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in the questions.
     limit: number of questions from each task, evenly spaced.
     swap: show another picture of the same task. Answers that are still right come from the question's text alone.
-    plan: draft size, as `num_speculative_tokens`. worst: number of wrong answers to list.
+    drafter: as for `mmdec.describe`. plan: draft size, as `num_speculative_tokens`. max_new_tokens: the most new tokens
+        of an answer; None: the model's default. worst: number of wrong answers to list.
 
     "right" counts answers in the reference's own words. "right_in_any_words" also counts answers that say the same in
     another sentence.
@@ -280,6 +281,7 @@ def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
 def _answers(
     harness: DescriptionHarness, method: Method, questions: Sequence[ImageQuestion], batch_size: int, log: Log
 ) -> list[Answered]:
+    """Answer and score all questions, in batches."""
     answered: list[Answered] = []
     for start in range(0, len(questions), batch_size):
         batch, before = questions[start : start + batch_size], len(answered)

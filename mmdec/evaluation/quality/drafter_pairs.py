@@ -76,6 +76,7 @@ def _picture(question: ImageQuestion) -> tuple[str, ...]:
 
 
 def tokens_per_round(totals: Counts) -> float:
+    """Divide all tokens by all rounds."""
     tokens, rounds = totals.sum(0)
     return float(tokens / max(rounds, 1))
 

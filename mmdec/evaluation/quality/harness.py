@@ -35,7 +35,8 @@ def no_log(line: str) -> None:
 
 
 def measured_on(network: nn.Module, batch: int | Sequence[int] = 1, threads: int | None = None) -> dict[str, Any]:
-    """Describe a measurement of this network, see `provenance.hardware`. threads: None: torch's own number."""
+    """Describe the machine, versions, dtype and batch of a measurement of this network, see `provenance.hardware`.
+    threads: None: torch's present number."""
     weight = next(network.parameters())
     count = torch.get_num_threads() if threads is None else threads
     return hardware(device=weight.device, dtype=weight.dtype, batch=batch, threads=count)
@@ -74,14 +75,14 @@ class Measurement:
     drafter: float  # the drafter's seconds; 0 for transformers, whose loops do not report them
     total: float  # wall clock, from samples in memory to texts
     passes: int = 0  # number of passes of the model's decoder
-    windows: int = 0  # number of passes of the model's encoder
+    windows: int = 0  # number of passes of a speech model's encoder; 1 for other models
     rounds: int = 0  # rounds of all inputs in mmdec's loop, without the prompts' passes
     drafted_tokens: int = 0  # tokens from these rounds, bonus or correction token included
     accepted: int | None = None  # drafted tokens that were accepted in these rounds; None: not counted
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean tokens per input and round of mmdec's loop, the bonus token included; 1 without a round."""
+        """Return the mean tokens per round of mmdec's loop, bonus or correction token included; 1 without a round."""
         return self.drafted_tokens / self.rounds if self.rounds else 1.0
 
 

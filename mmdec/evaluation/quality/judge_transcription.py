@@ -1,9 +1,9 @@
 """An independent judge of speech translation: a multilingual Whisper in a local folder, not used in any of our
 training.
 
-It transcribes the English speech of translators (for ASR-BLEU). It translates French speech itself. And it transcribes
-French for the cascade: its French text, our text translator, and a voice. It decodes greedily, in windows of 30 s, with
-`mmdec.transcribe`.
+It transcribes the English speech of translators, for ASR-BLEU. It also is a system to compare with: it translates
+French speech, and it transcribes French for a cascade of recogniser, our text translator and our voice. It decodes
+greedily, in windows of 30 s, with `mmdec.transcribe`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Said:
 
     text: str
     audio: np.ndarray | None = None  # (T,) speech; None: the system only writes text
-    sample_rate: int = SAMPLE_RATE
-    units: list[str] = field(default_factory=lambda: [])
+    sample_rate: int = SAMPLE_RATE  # in Hz
+    units: list[str] = field(default_factory=lambda: [])  # phones or pieces; none for a judge
     timings: dict[str, float] = field(default_factory=lambda: {})  # seconds of each stage
 
 
 @final
 class Judge:
-    """A Whisper that is used both as a recogniser of English and as a translation system to compare with."""
+    """A Whisper that transcribes English and French, and translates French to English text."""
 
     def __init__(self, folder: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:
         """folder: a Whisper in transformers' format. Raises InputError if it does not know French and English."""

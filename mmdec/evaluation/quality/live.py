@@ -1,11 +1,11 @@
-r"""Measures live transcription on recordings that arrive as if somebody spoke them, and short contexts beside whole
-windows.
+r"""Measures live transcription of recordings that arrive at the speed of speech. Also compares short audio contexts of
+the encoder with whole windows.
 
 python -m mmdec.evaluation.quality.live --recordings recordings.jsonl --model MODEL --language en
 
-Each line of the file is an object with `path` (beside the file) and `text`. The sound arrives in pieces of half a
-second on a simulated clock. What decoding costs is added to it: processor seconds of one thread, so that a busy machine
-does not count. While a piece is decoded others arrive, and wait together, as in a pipe.
+Each line of the file is an object with `path` (relative to the file's folder) and `text`. The sound arrives in pieces
+of half a second on a simulated clock. Decoding moves this clock on by the thread's processor seconds, which do not
+depend on other programs. Pieces that arrive during decoding are then decoded together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Heard:
 
 
 def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None = None) -> Heard:
-    """Feed a recording (T,) to a live transcriber as if somebody spoke it. clock: returns the seconds of work so far;
+    """Feed a recording (T,) to a live transcriber at the speed of speech. clock: returns the seconds of work so far;
     None: this thread's processor seconds."""
     clock = clock or Stopwatch().processor
     heard, now, at = Heard(len(sound) / SAMPLE_RATE), 0.0, 0
@@ -92,9 +92,10 @@ def matched(said: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def measure(streams: Sequence[Heard]) -> dict[str, Any]:
-    """Summarise streams with word timestamps: delays, passes, words that changed, and the real-time factor.
+    """Summarise streams with word timestamps: delays in seconds, passes of the decoder, words that changed, and the
+    real-time factor.
 
-    Passes without drafts are not run but computed: one pass a token, and one for the end.
+    Passes without drafts are not run but computed: one for each token, and one for the end token.
     """
     late, passes, cold, ends, words, kept = list[float](), 0, 0, [0, 0], 0, 0
     for final, shown in (window for heard in streams for window in windows(heard)):

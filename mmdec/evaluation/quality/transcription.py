@@ -58,7 +58,7 @@ class TranscriptionHarness(Harness[Tensor]):
         return self._request(1).check(read(audio))
 
     def is_long(self, samples: Tensor) -> bool:
-        """Whether samples (T,) fill more than one window, so that transformers' long-form code decodes them."""
+        """Return whether samples (T,) fill more than one window: then transformers' long-form code decodes them."""
         return self._request(1).is_long(len(samples))
 
     def features(self, samples: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Transcribed:
 
     row: Utterance
     text: str
-    seconds: float
+    seconds: float  # length of the recording; 0 if it was refused
     identical: bool = True  # whether the tokens equal those of transformers' own loop
     error: str = ""
 
@@ -164,7 +164,7 @@ class Transcribed:
 @final
 @dataclass(frozen=True)
 class AsrScoring:
-    """The options of `evaluate_asr`, which documents them."""
+    """The options of `evaluate_asr`, see there."""
 
     recordings: Sequence[str | os.PathLike[str]] = ()
     allow_absolute_paths: bool = False
@@ -385,7 +385,7 @@ def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> d
             "encoder": sum(call.encoder for call in calls),
             "decoder": sum(call.decoder for call in calls),  # the drafter's seconds included
             "drafter": sum(call.drafter for call in calls),
-            "total": total,  # reading the files included
+            "total": total,  # from samples in memory to text: reading the files is not included
         },
         "decoder_share": sum(call.decoder for call in calls) / total,
         "decoder_passes": sum(call.passes for call in calls),

@@ -220,9 +220,9 @@ class Output:
     """One system's translation of one utterance, which is empty if the recording was refused."""
 
     text: str
-    units: tuple[str, ...]
+    units: tuple[str, ...]  # phones or pieces
     audio: np.ndarray | None  # (T,) 16 kHz speech; None: the system only writes text
-    timings: dict[str, float]
+    timings: dict[str, float]  # seconds of each stage
     seconds: float  # wall clock, from the file to samples
     error: str = ""
 
@@ -233,7 +233,7 @@ def own_systems(
     device: str | None = None,
     threads: int = 2,
 ) -> Systems:
-    """Make one system of each strategy of our translator, which runs through `mmdec.translate_speech`.
+    """Make one system for each strategy of our translator, which runs through `mmdec.translate_speech`.
 
     model: None: the shipped model. strategies: None: those in `COMPARED`; a model without a graph decoder has only
         "autoregressive".
@@ -277,8 +277,8 @@ def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: met
 
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Compute phone errors against the recording or, if fewer, against the nearest reference in the lexicon's phones.
-    pairs: the phones of a translation, and its source."""
+    """Compute the phone error rate against the reference recording or, where that has fewer errors, against the nearest
+    reference text in the lexicon's phones. pairs: the phones of a translation, and its source."""
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
         "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),
@@ -349,7 +349,7 @@ def add_asr_bleu(
     outputs: Mapping[str, Sequence[Output]],
     log: Log,
 ) -> None:
-    """Add ASR-BLEU and ASR-chrF of each system that speaks to the report. Lower bounds are ASR-BLEU of shuffled
+    """Add to the report ASR-BLEU and ASR-chrF of each system that outputs speech. Lower bounds are ASR-BLEU of shuffled
     transcripts and of noise; the upper bound is that of the reference recordings, if the corpus has them."""
     references = [row.references for row in rows]
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}

@@ -1,10 +1,10 @@
-r"""Measures when `transcribe` says that words start and end, on recordings whose words' times are known.
+r"""Measures the errors of `transcribe`'s word timestamps, on recordings whose word times are known.
 
 python -m mmdec.evaluation.quality.word_times --recordings data/timed_words/manifest.jsonl --model MODEL \
     --language en
 
-The recordings are those of data/build/timed_words.py. A word counts where the transcript has it right. Words beside a
-pause are also counted by themselves: a start after one, an end before one.
+The recordings are made by data/build/timed_words.py. Only words that the transcript has right are compared. Starts
+after a pause and ends before a pause are also summarised by themselves.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Timed = tuple[str, float, float]  # a word, its start and its end in seconds
 
 @dataclass(frozen=True)
 class TimeError:
-    """How many seconds too late a word's start and end are, and whether a pause is before or after the word."""
+    """The timing errors of one word."""
 
-    start: float
-    end: float
-    after_pause: bool
-    before_pause: bool
+    start: float  # seconds by which the word's start is too late; negative: too early
+    end: float  # the same of its end
+    after_pause: bool  # whether a pause is before the word
+    before_pause: bool  # whether a pause is after it
 
 
 def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeError]:

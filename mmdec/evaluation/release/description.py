@@ -73,7 +73,8 @@ def promotable(system: str) -> Promotable:
 
 
 def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
-    """Measure tokens per round of the drafter in `model`, for the model in `setting.home`: descriptions, chains."""
+    """Measure tokens per round of the drafter in `model`, for the model in `setting.home`. Questions are those that ask
+    for descriptions; drafts are chains of `CHAIN` tokens."""
     asked = questions_of(str(setting.corpus / f"{split}.json"), None, PROMPT, setting.limit)
     asked = [question for question in asked if question.scoring == "claims"]
     if not asked:
@@ -115,7 +116,8 @@ def place(run: Path) -> Path:
 
 
 def check_drafter(run: Path, target: Path, force: bool) -> str:
-    """Refuse a drafter whose model does not exist; return a warning for one that was trained for other weights."""
+    """Raise InputError if the drafter's model does not exist. Returns a warning if the drafter was trained for other
+    weights, else ""."""
     home = target.parent
     if not hub.kind(home):
         raise InputError(
@@ -197,6 +199,7 @@ BATCH = 8  # questions at once; the answers do not depend on this number
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
+    """Score a model's answers to a split's questions, without a drafter. For `SWAPPED`, with other pictures."""
     report = evaluate_vlm(
         _file(setting.corpus, split),
         model=model,
@@ -243,7 +246,8 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 
 def instead(run: Path, target: Path) -> Path | None:
-    """Return the run's one new drafter if the model itself is not new. Training a drafter leaves such a run."""
+    """Return the folder of the run's one new drafter if the run's model is the one in `target`; None if the model is
+    new. Raises InputError if the model is the same and not exactly one drafter is new."""
     if not _same_model(run, target):
         return None
     new = [name for name in drafters(run) if weights(run / name) != weights(target / name)]
@@ -257,7 +261,8 @@ def instead(run: Path, target: Path) -> Path | None:
 
 
 def check(run: Path, target: Path, force: bool) -> str:
-    """Refuse a run that lacks drafters of the model in `target` or has drafters for other weights. force: only warn."""
+    """Raise InputError if the run lacks drafters of the model in `target` or has drafters for other weights. force:
+    return a warning instead. Returns "" if all is well."""
     there, brought = drafters(target), drafters(run)
     if not there and not brought:
         return ""

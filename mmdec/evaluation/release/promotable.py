@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Report = Mapping[str, Any]
+Report = Mapping[str, Any]  # JSON-ready results of a model on one split
 
 SPLITS = {
     "dev": "unseen sentences, which chose the weights",
@@ -46,7 +46,7 @@ class Setting:
 
 
 def alone(run: Path, target: Path, force: bool) -> str:
-    """The default check: nothing else depends on the model, so it returns no warning."""
+    """Return no warning: the default `Promotable.check`, for models on which nothing else depends."""
     return ""
 
 
@@ -56,11 +56,11 @@ class Promotable:
 
     system: str  # the system's name in a model's config.json
     corpus: Path
-    splits: tuple[str, ...]  # splits to measure for the card, if the corpus has them
+    splits: tuple[str, ...]  # splits to measure for the model card, if the corpus has them
     has_split: Callable[[Path, str], bool]  # (corpus, split) -> whether the corpus has the split
     measure: Callable[[Path, str, Setting], Report]  # (model, split, setting) -> the report
     score: Callable[[Report], tuple[float, ...]]  # figures of a report: lower is better, and they are compared in order
-    summary: Callable[[Report], str]
+    summary: Callable[[Report], str]  # the main figure of a report, in words
     card: Card
     place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))  # its folder below models/
     instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # part of `run` to promote alone; None: all
@@ -99,7 +99,7 @@ def render(
 
 
 def split_cell(report: Report) -> str:
-    """Write a table cell: the name of the split and its size."""
+    """Write a table cell: the name of the report's split, and what the split holds."""
     return f"`{report['split']}`: {SPLITS.get(report['split'], 'a split')}"
 
 

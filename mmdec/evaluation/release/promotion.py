@@ -33,10 +33,10 @@ from mmdec.pipelines.confidence import FILE as CONFIDENCE
 from mmdec.training.processes import only_one
 from mmdec.types import InputError, MmdecError
 
-CHOSEN_BY = "dev"
+CHOSEN_BY = "dev"  # the split on which the old and the new model are compared
 SYSTEMS = {system.system: system for system in (TRANSLATION, TRANSCRIPTION, DESCRIPTION)} | DRAFTERS
 SYSTEMS[heard_translator.LAYOUT] = HEARD  # a translator of natural voices has its own tests
-RUNS = "runs"
+RUNS = "runs"  # name of the folder into which `make train` writes
 
 
 def promote(
@@ -142,9 +142,9 @@ class _Found:
     run: Path
     target: Path  # the folder that is replaced: `home`, or a drafter's folder in it
     home: Path
-    weights: dict[str, str]
+    weights: dict[str, str]  # path in the folder -> digest of the measured file
     reports: Sequence[Report]
-    comparison: str
+    comparison: str  # a sentence with both models' scores
     left: Sequence[str]  # folders of the run that are not copied
 
 

@@ -12,6 +12,7 @@ PLAN = (16, 6)  # nodes and depth of each tree: fixed, because a learned plan de
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
+    """Score a Whisper with its Medusa heads on a split."""
     return evaluate_asr(
         split,
         setting.corpus,

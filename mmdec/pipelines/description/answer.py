@@ -56,7 +56,7 @@ SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
 ENOUGH = 1024  # pixels: larger pictures are first reduced to every second, third... row and column, which saves time
 SQUARE = 8  # side of a square of `structure`, in pixels
 FAINT = 2.0  # grey levels: smaller differences are rounding, not edges
-MOST = 0.1  # higher structure counts as this: a page of text has little, a single sign much, and both are pictures
+MOST = 0.1  # higher values count as this: a page of text has less than a single sign, but is as good a picture
 FLOOR = 0.003  # added to the structure before its logarithm is taken
 NEAREST = 1e-3  # smaller distances count as this
 TOGETHER = 32  # number of pictures in one pass of the encoder
@@ -69,7 +69,7 @@ class Description:
     timings: stage -> seconds: `read` (the processor makes tensors of pixels and text), `vision` (the vision encoder),
         `prompt` (the rest of the prompt's pass), `decoder` (all later passes), `drafter`, `core` (verification, cache)
         and `total`, which includes other time. In a batch each question has a share, and the shares sum to the batch's
-        time: vision is divided by images, a round equally among its rows, everything else equally.
+        time: vision is divided by numbers of images, a round equally among its rows, everything else equally.
     """
 
     text: str
@@ -80,12 +80,12 @@ class Description:
     drafted: int = 0  # tokens that the drafter proposed
     accepted: int = 0  # drafted tokens that were accepted
     lossless: bool = True  # False for typical acceptance
-    compressor: str | None = None  # the name of the drafter's compressor of visual tokens; None: it read them all
+    compressor: str | None = None  # the drafter's compressor of visual tokens; None: it compressed none
     confidence: float = 0.0  # in [0, 1]: how likely the answer is right, see `mmdec.pipelines.confidence`
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
     kept: list[float] | None = field(
         default=None, repr=False
-    )  # in [0, 1]: the compressor's weight of each visual token
+    )  # in [0, 1]: the compressor's weight of each visual token; None: it compressed none
 
     def __str__(self) -> str:
         """Write three lines: the text, the number of rounds, the seconds."""
@@ -135,7 +135,7 @@ class DescriptionRequest:
 
 @final
 class Observed(ForwardingDrafter):
-    """Wraps a drafter for one run, and stores how it compressed each row's image, if the drafter's memory says so."""
+    """Wraps a drafter for one run, and stores how it compressed each row's image, if its memory has a field `info`."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
@@ -165,7 +165,8 @@ def describe_batch(
 ) -> list[Description]:
     """Answer a batch of questions.
 
-    pictures: each question's pictures. read: seconds that it took to make the inputs.
+    inputs: the batch, as arguments of `generate`. pictures: each question's pictures, (H, W, 3) uint8 each. read:
+        seconds that it took to make the inputs.
     earlier, count: for a chat: the evidence from the `count` pictures of earlier turns.
     indices: the questions' positions in the call, for `on_round`. Default None: as in the batch.
     """
@@ -264,8 +265,8 @@ def picture_evidence(
 
 @torch.inference_mode()
 def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
-    """Summarise N pictures by the vision encoder, for `FamiliarPictures`. Returns (N, F), F features a picture, or None
-    if the encoder does not keep the pictures' states apart."""
+    """Summarise N pictures by the vision encoder, for `FamiliarPictures`. Returns (N, F), F features a picture; None if
+    the encoder's output does not show which states belong to which picture."""
     processor: Any = vlm.processor
     model: Any = vlm.model
     seen: list[Tensor] = []

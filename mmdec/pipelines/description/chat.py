@@ -127,7 +127,8 @@ class Chat:
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
-        """Make model inputs: ids of the whole dialogue, and this turn's images; without a cache, all turns' images."""
+        """Make the model's inputs: token ids of the whole dialogue, and the images of this turn (of all turns if there
+        is no cache). message: this turn's."""
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
@@ -165,17 +166,17 @@ class Chat:
         return torch.cat([ids, ids.new_tensor([continued])], 1)
 
 
-MAX_PIXELS = 8_000_000  # the most pixels of a picture from a stranger. A larger JPEG is read smaller
+MAX_PIXELS = 8_000_000  # the most pixels of a picture from an untrusted client; a larger JPEG is decoded smaller
 DECODING = ("rule", "num_speculative_tokens", "seed", "statistics", "on_round")
 
 
 @final
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue that the model can continue: its text, its pictures, and how many tokens both take."""
+    """A dialogue that the model can continue."""
 
-    question: Question
-    tokens: int
+    question: Question  # the rendered text and the pictures of the whole dialogue
+    tokens: int  # number of prompt tokens, those of pictures included
 
     @classmethod
     def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
@@ -215,7 +216,8 @@ def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
 def answer(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]) -> list[Description]:
     """Continue several dialogues as one batch. The answers are exactly those of `model.generate`.
 
-    options: as for `describe`, except model, processor, batch_size and on_text.
+    options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
+        arguments of `generate`.
     Returns: a `Description` for each dialogue, in order. Raises: InputError if an option is refused.
     """
     given: dict[str, Any] = {**options}

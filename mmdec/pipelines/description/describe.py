@@ -59,7 +59,7 @@ class Question:
 
     @property
     def argument(self) -> str:
-        """Return the name that an error about the whole question gives to the argument."""
+        """Return the argument's name for errors about the question as a whole."""
         return "image" if self.pictures else "prompt"
 
 
@@ -125,7 +125,7 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
 
 
 def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """Return the errors, by row, for prompts that exceed the model's positions. inputs: made by `tensors`. remedy: the
+    """Return an error for each prompt that exceeds the model's positions, by row. inputs: from `tensors`. remedy: the
     message's last sentence."""
     rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
     return call.too_long(vlm.model, inputs, rule, remedy)

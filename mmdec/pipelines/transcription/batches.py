@@ -37,7 +37,7 @@ from mmdec.targets.whisper_together import Together
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 UNSURE = 0.7  # if the shipped model's confidence is lower, the note names another model
-FOR_PEOPLE = "openai/whisper-base"
+FOR_PEOPLE = "openai/whisper-base"  # the model that the note names
 Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
 NOBODY = "without a voice"  # the note's words for a long recording in which no speech was found
 OnTranscript = Callable[[int, Transcript], None]
@@ -46,12 +46,12 @@ Languages = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Decoded:
-    """What decoding one recording, or a piece of it, gave and cost."""
+    """The result and the cost of decoding one recording, or a piece of it."""
 
     segments: list[Segment]
-    language: str | None
+    language: str | None  # language code; None if the model has only one language
     usage: Usage
-    samples: int
+    samples: int  # length of the sound in samples of 16 kHz
     features: float  # seconds that computing the log-mel features took
     rest: float  # seconds of decoding that belong to no stage
 
@@ -63,7 +63,8 @@ def in_batches(
     progress: Progress | None = None,
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
-    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. Returns the transcripts by index."""
+    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. progress, on_transcript: as for `transcribe`.
+    Returns the transcripts by index."""
     transcripts = silent_transcripts(request.languages, samples)
     tell = in_order(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
@@ -88,7 +89,7 @@ def in_pieces(
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
     """Transcribe recordings (T,), keyed by index. Recordings longer than one window are cut at pauses, and `batch_size`
-    pieces are decoded side by side. Returns the transcripts by index."""
+    pieces are decoded side by side. progress, on_transcript: as for `transcribe`. Returns the transcripts by index."""
     transcripts = silent_transcripts(request.languages, samples)
     most = request.whisper.extractor.n_samples
     cuts = {
@@ -158,8 +159,8 @@ def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> d
 
 
 def _nothing(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
-    """Make an empty transcript of a silent recording. The model does not get the recording: it would invent words.
-    level: how silent it is, in words."""
+    """Make an empty transcript of a recording without speech. The model does not get the recording: it would invent
+    words. level: the end of the note "the recording is ..."."""
     return Transcript(
         text="",
         language=languages if languages is None or isinstance(languages, str) else languages[index],
@@ -270,7 +271,7 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
 
 
 def _advice(whisper: LoadedWhisper, sure: float) -> str:
-    """Advise another model if the shipped one, which learned from synthetic voices, is unsure; else ""."""
+    """Return a note that advises another model if the shipped one, trained on synthetic voices, is unsure; else ""."""
     shipped = whisper.directory is not None and whisper.directory.name == DEFAULT_MODEL
     if not shipped or sure >= UNSURE:
         return ""

@@ -1,5 +1,5 @@
-"""Transcribes by language models that hear (Qwen2-Audio, Voxtral, ...). The tokens equal those of `model.generate` on
-the inputs of the model's own processor: the recordings, and its request to transcribe them.
+"""Transcribes with audio language models (Qwen2-Audio, Voxtral, ...). The tokens equal those of `model.generate` on the
+inputs of the model's own processor: the recordings, and its request to transcribe them.
 
 These models have no windows, timestamps, tasks or fallback, so these options of Whisper are refused.
 """
@@ -53,10 +53,10 @@ WINDOWED = (  # options of Whisper's windows
 class ListeningRequest:
     """The options that apply to every recording of a call."""
 
-    heard: LoadedAudioLm
+    heard: LoadedAudioLm  # the model with its processor
     speculation: Speculation
-    options: Mapping[str, Any]
-    prompt: str | None
+    options: Mapping[str, Any]  # further arguments of `generate`
+    prompt: str | None  # the request to transcribe; None: the processor's own
     languages: str | Sequence[str] | None  # one for the whole call, or one for each recording
     calibrations: Mapping[str, Calibration]
 
@@ -71,7 +71,8 @@ class ListeningRequest:
     ) -> ListeningRequest:
         """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
 
-        decoding: with a drafter from `as_drafter`. recordings: their number in the call.
+        heard: the model with its processor. decoding: with a drafter from `as_drafter`. options: further arguments of
+            `generate`. recordings: their number in the call. spoken: the options about language and text.
         """
         name = type(heard.model).__name__
         whisper = "Leave it out, or use a Whisper."
@@ -110,7 +111,7 @@ class ListeningRequest:
         return self.heard.check(samples)
 
     def language(self, index: int) -> str | None:
-        """The language that the caller gave for a recording, by its position in the call."""
+        """Return the language that the caller gave for a recording, or None. index: its position in the call."""
         languages = self.languages
         return languages if languages is None or isinstance(languages, str) else languages[index]
 
@@ -128,8 +129,9 @@ def listen(
     on_transcript: Callable[[int, Transcript], None] | None,
     errors: dict[int, InputError],
 ) -> dict[int, Transcript]:
-    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. Errors of recordings that are too long for
-    the model's positions are added to `errors`. Returns the transcripts by index."""
+    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. progress, on_transcript: as for `transcribe`.
+    Errors of recordings that are too long for the model's positions are added to `errors`. Returns the transcripts by
+    index."""
     transcripts = silent_transcripts(request.languages, samples)
     tell = in_order(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE

@@ -1,4 +1,4 @@
-"""`mmdec.transcribe_stream`: sound that is still arriving to text, provisional at first and then final.
+"""`mmdec.transcribe_stream`: transcribes sound while it arrives; the text is provisional at first, then final.
 
 A window of speech is decoded again and again while it grows. Its text is provisional until the window closes: at a
 pause, or when it is full. Then the window is decoded once more, as `transcribe` decodes the same samples. Each decoding
@@ -51,7 +51,7 @@ MARGIN = 5.0  # seconds that the encoder reads after the sound of provisional te
 CHAIN = 31  # drafted tokens of a round, from the window's last text
 TEXTS = 3  # number of a window's last texts that are kept for drafts
 TIMES = 50  # timestamp tokens in a second
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # bounds of the argument `pause`, in seconds
 LOUDEST = 8.0  # times full scale; louder samples are refused
 Chunk = np.ndarray | Tensor | bytes
 Taken = TypeVar("Taken")
@@ -65,8 +65,8 @@ class StreamUpdate:
     transcript equals that of `transcribe` on the same samples.
     """
 
-    start: float  # seconds from the stream's beginning
-    end: float
+    start: float  # the window's beginning, in seconds from the stream's beginning
+    end: float  # the end of the sound that was decoded, in seconds from the stream's beginning
     final: bool
     transcript: Transcript  # its times count from the window's beginning
 
@@ -120,15 +120,16 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
         a slow machine renews it less often and does not fall behind. Provisional text is decoded with
         `audio_context=5` and has no words' times. None: no provisional text.
     pause: seconds of silence that end a window. Default 1.
-    pauses: what silence is: "energy" (default) or "webrtc", as for `translate_speech`.
-    drafter: as for `transcribe`, for a window's first decoding; later ones draft its last text. None: no drafts at all.
+    pauses: how pauses are detected: "energy" (default) or "webrtc", as for `translate_speech`.
+    drafter: as for `transcribe`, for a window's first decoding. Later decodings use its last text as the draft. None:
+        no drafts at all.
     model, processor, timestamps, task, prompt, audio_context, rule, seed, statistics, device, dtype, threads: as for
         `transcribe`.
     language: as for `transcribe`; where it is None, each window's is detected.
     options: arguments of `generate`, as for `transcribe`.
     Returns: an iterator of `StreamUpdate`, in the order of the sound.
-    Raises: InputError if an argument is refused; while iterating, for a chunk that cannot be read. Then the windows
-        that were closed before have been given.
+    Raises: InputError if an argument is refused; while iterating, for a chunk that cannot be read, after the updates of
+        all earlier chunks.
     """
     live = LiveTranscriber(**options)
 
@@ -170,7 +171,7 @@ class LiveTranscriber:
     """Does the same as `transcribe_stream` by calls: `feed` each chunk when it arrives, then `end`."""
 
     def __init__(self, **options: Unpack[StreamOptions]) -> None:
-        """The arguments are those of `transcribe_stream`. Raises InputError if one is refused."""
+        """Load the model. options: those of `transcribe_stream`. Raises InputError if one is refused."""
         left = dict[str, Any](options)
         sound, spoken = _taken(StreamedSound, left), _taken(Spoken, left)
         threads = left.pop("threads", None)

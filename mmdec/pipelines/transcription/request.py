@@ -47,9 +47,9 @@ TIMESTAMPS = (None, "segment", "word")
 AudioContext = Literal["auto"] | float | None
 AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # `audio_context` in seconds: "auto", and the most; see docs/guide/transcribe.md
 FITTED = "whisper-base"  # its calibration is an upper limit for models that have no calibration
-GUARDED = 16  # after so many tokens, a text is checked again for repetition
+GUARDED = 16  # number of tokens between two checks whether a text repeats itself
 TASKS = ("transcribe", "translate")
-HOTTEST = 100.0
+HOTTEST = 100.0  # highest temperature that is accepted
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
 RESERVED_HERE = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
     **RESERVED,
@@ -108,7 +108,7 @@ class TranscriptionRequest:
     given: tuple[str, ...] = ()  # names of the options that the caller passed
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
     margin: float | None = None  # seconds that the encoder reads after the sound; None: whole windows
-    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s, as an upper limit
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # of `FITTED`: limits the confidence
 
     @classmethod
     def of(
@@ -154,7 +154,7 @@ class TranscriptionRequest:
         )
 
     def is_long(self, samples: int) -> bool:
-        """Whether a recording with this number of samples is longer than one window (30 s)."""
+        """Return whether a recording with this number of samples is longer than one window (30 s)."""
         extractor = self.whisper.extractor
         return samples // extractor.hop_length > extractor.nb_max_frames
 
@@ -294,7 +294,7 @@ def _languages(settings: Any, language: str | Sequence[str] | None, recordings: 
 
 
 def language_code(settings: Any, language: object) -> str:
-    """ "English", "en" or "<|en|>" -> "en". Raises InputError for a language that the model does not know."""
+    """Convert a language ("English", "en" or "<|en|>") to its code, "en". Raises InputError if it is unknown."""
     codes = [token.removeprefix("<|").removesuffix("|>") for token in settings.lang_to_id]
     names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
     if isinstance(language, str):

@@ -1,8 +1,8 @@
-"""`mmdec.transcribe`: speech to text by Whisper, or by a language model that hears, with speculative decoding.
+"""`mmdec.transcribe`: speech to text by Whisper, or by an audio language model, with speculative decoding.
 
 transformers' own long-form code handles windows, timestamps, prompts, fallback and recordings over 30 s; the text
 equals that of `model.generate` with the same arguments. This module checks the call and its drafter. `batches` decodes
-by Whisper, `listening` by language models that hear.
+with Whisper, `listening` with audio language models.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def transcribe(
     audio: a path, a file object, bytes or samples, as for `translate_speech`; at most an hour long. A list is
         transcribed in batches.
     sample_rate: Hz of samples; None for files, which name theirs.
-    model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or a
-        language model that hears (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). Such a model has no windows: with it
-        `timestamps`, `audio_context`, `cut_at_pauses`, `task` and Whisper's thresholds are refused.
+    model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an audio
+        language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). Such a model has no windows: with it `timestamps`,
+        `audio_context`, `cut_at_pauses`, other tasks than "transcribe", and Whisper's thresholds are refused.
     processor: the processor of a loaded model; None otherwise.
     drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
         drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
@@ -142,8 +142,9 @@ def transcribe(
         the times of words, by an alignment to the sound; a segment begins with its first word and ends with its last.
     language: a name or a code; a list has one for each recording. Default None: detected.
     task: "transcribe" (default) or "translate" (into English).
-    prompt: text that might have come before the recording; to a language model, the request in its own words or, for
-        Qwen3-ASR, the context. Default None: the request that the model's processor writes.
+    prompt: for a Whisper, text that might have come before the recording; default None: no text. For an audio language
+        model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the model's
+        processor writes.
     audio_context: NOT the stock model: the encoder reads the sound and this many seconds after it, instead of 30 s,
         which makes short recordings faster; "auto": 12 s. A text that does not end, or that repeats itself, is decoded
         again with the whole window. Recordings are then decoded one by one. Default None: whole windows.
@@ -156,7 +157,8 @@ def transcribe(
     dtype: precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
     threads: torch's CPU threads for this call. Default None: chosen as by `translate_speech`.
     progress: called with the seconds of sound done and in total. An exception from it ends the call.
-    on_transcript: called with a recording's index and its `Transcript`, in order, once it and all before are done.
+    on_transcript: called with each recording's index and `Transcript`, in the order of the recordings, as soon as it
+        and all earlier ones are transcribed.
     min_confidence: in [0, 1]: refuse transcripts whose `confidence` is lower. Default None: refuse none.
     on_round: called with each `Round` of the decoder; its `rows` count the recordings of the call. An exception from it
         ends the call.
@@ -221,14 +223,14 @@ def load_transcriber(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> LoadedTranscriber:
-    """Load a Whisper, or a language model that hears; once for each model, device and dtype. Arguments and errors are
-    those of `load_whisper` and `load_audio_lm`."""
+    """Load a Whisper or an audio language model; once for each model, device and dtype. Arguments and errors are those
+    of `load_whisper` and `load_audio_lm`."""
     system = _system(model)
     return system.load(model, device, check_dtype(dtype, system.integers))
 
 
 def _system(model: object) -> System[Any]:
-    """Return how a model of this kind is loaded: a language model that hears, or a Whisper."""
+    """Return how the model is loaded: as an audio language model, or as a Whisper. model: `transcribe`'s argument."""
     if isinstance(model, (str, os.PathLike)):
         return AUDIO_LM if family(find(model, KIND, (*FILES, *AUDIO_FILES))) else WHISPER
     return AUDIO_LM if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(FOR) in HEARD else WHISPER

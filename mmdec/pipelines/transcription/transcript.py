@@ -78,7 +78,7 @@ class Transcript:
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
     windows: int = 1  # prompts' passes: one per window and temperature
     calibrated: bool = True  # whether the confidence was fitted for this model
-    note: str = ""  # why there is no text (a silent recording), or which model knows such voices
+    note: str = ""  # why there is no text (a silent recording), or the advice to use another model
 
     def __str__(self) -> str:
         """Write three lines: the text, or why there is none; the number of rounds; the seconds."""
@@ -274,7 +274,7 @@ def agree(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> list[bool | None]:
-    """Return for each token whether it begins a word; None for a token that is not spoken, such as a mark.
+    """Return for each token whether it begins a word; None for a token that is not spoken, such as punctuation.
 
     decode: tokens -> text, without special tokens. In scripts without spaces (Thai and all scripts after it in Unicode)
         each token may begin a word.

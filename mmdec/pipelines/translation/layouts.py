@@ -29,7 +29,7 @@ class Layout(Protocol):
         ...
 
     def source(self, features: tuple[Tensor, ...]) -> Source:
-        """Encode the features of `features` into the decoders' input: source states and their lengths."""
+        """Encode the output of `features` into the decoders' input."""
         ...
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -42,15 +42,14 @@ class Layout(Protocol):
         """Compute a log mel (F, 80) of F frames for each row of units; empty for a row without units.
 
         texts: the rows' English texts. hidden: (K + 1, D) for each row, the graph's states of width D for its K units
-        and </s>;
-            None: the autoregressive decoder chose the units.
+            and </s>; None: the autoregressive decoder chose the units.
         """
         ...
 
 
 @final
 class PhoneLayout:
-    """DASpeech: the acoustic model reads the states of the graph's path, or phone embeddings."""
+    """DASpeech's layout: the acoustic model's input is the states of the graph's path, or phone embeddings."""
 
     def __init__(self, parts: DASpeechParts) -> None:
         self.model, self.words, self.units = parts.model, parts.words, parts.units

@@ -145,8 +145,8 @@ def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) 
 
 
 def second_opinion(reading: Reading) -> dict[str, float]:
-    """Compute evidence from the autoregressive decoder's reading of a text: its probabilities of the units, and the
-    share of units instead of which it prefers another one."""
+    """Compute evidence from the autoregressive decoder's scores of a text: its log-probabilities of the units, and the
+    share of units for which it prefers another unit."""
     logprobs, agrees = reading
     return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
 
@@ -166,8 +166,8 @@ def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows
 
 
 def head_evidence(source: Source) -> Rows:
-    """Compute evidence from a CTC head: its certainty about its pieces; its certainty about all frames, blanks
-    included; and the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC
+    """Compute evidence from a CTC head: its probabilities of the transcript's pieces; of each frame's likeliest piece
+    or blank; and the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC
     head."""
     heard = source.heard
     if heard is None:
@@ -189,7 +189,7 @@ class SpokenTranslation:
     """The translation of one utterance."""
 
     text: str
-    units: list[str]
+    units: list[str]  # names of its phones or word pieces
     samples: Tensor  # (T,) float32 on the CPU, 16 kHz
     timings: dict[str, float]  # stage -> seconds; utterances of a batch get equal shares
     passes: int = 1  # passes of the linguistic decoder that was used
@@ -209,7 +209,8 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """calibrations: of the confidence, by kind of decoding; None: use token probabilities.
+        """parts: the networks and tables. calibrations: of the confidence, by kind of decoding; None: use token
+            probabilities.
         dtype: for matrix products. The vocoder keeps float32: bfloat16 would make its sound noisy.
         """
         self.dtype = dtype
@@ -389,7 +390,7 @@ class SpeechTranslator:
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
 
     def _graphs_own(self, lattice: Lattice) -> Rows:
-        """Compute evidence for a text of the autoregressive decoder: how sure the graph is of its own path."""
+        """Compute evidence for a text of the autoregressive decoder: the log-probability of the graph's own path."""
         guided = getattr(self.model, "written", None) is not None
         path = self._path(lattice, "beam" if guided else "lookahead")
         return path_evidence(path.scores, path.lengths)
@@ -408,7 +409,8 @@ class SpeechTranslator:
 
     def _likeliest(self, paths: LatticePath, source: Source) -> tuple[LatticePath, list[Reading]]:
         """Choose each row's best path: the highest sum of beam search score and log-probability of the path's text by
-        the autoregressive decoder, which reads all texts in one pass. Returns the paths, and their texts' readings.
+        the autoregressive decoder, which scores all texts in one pass. Returns the paths, and these scores of their
+        texts.
 
         Source: after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
         """

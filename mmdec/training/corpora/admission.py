@@ -1,5 +1,8 @@
-"""Rules for a corpus: its file names must stay inside it, only a small share of its rows may be bad, and its recordings
-and pictures are read once before training. Later runs read only files whose size or modification time has changed."""
+"""Checks of a corpus: its lists must name files inside it, and only a small share of its rows may be bad.
+
+Recordings and pictures are read once as a check before training. Later runs read only files whose size or modification
+time has changed.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +219,7 @@ def _measured(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
 
 
 def _value(path: Path, measure: Measure) -> float | str:
-    """Return the measured value, or the rule that the file breaks."""
+    """Return the measured value; for a bad file, the part of the error that states the rule."""
     try:
         return round(measure(path), 3)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Reads conversations with a model, with or without pictures, from a file of any of three kinds.
+"""Reads conversations with a model, with or without pictures, from a file of one of three kinds.
 
 | file | layout |
 |---|---|

@@ -1,4 +1,4 @@
-"""CVSS with Common Voice: pairs of French and English speech, read from the corpora's own folders. It reads no audio.
+"""CVSS with Common Voice: lists of pairs of French and English speech, from the corpora's folders. No audio is read.
 
 <common_voice>/clips/<name>                 source speech
 <common_voice>/{split}.tsv                  columns client_id, path, sentence, ... (or validated.tsv for all splits)
@@ -66,10 +66,10 @@ class SpeechPair:
     name: str  # name of the clip, as both corpora write it
     clip: Path  # source speech
     recording: Path  # target speech
-    translation: str  # what the recording says
+    translation: str  # the sentence that the recording speaks
     references: tuple[str, ...]  # every accepted translation; the recording's own if no others are listed
     alignment: tuple[tuple[str, float], ...]  # (phone, its end in seconds) of the recording, with pauses
-    source_text: str = ""
+    source_text: str = ""  # the source sentence; "" if it was not read
     speaker: str = ""
 
     @property
@@ -177,7 +177,8 @@ def normalise(text: str) -> str:
 
 
 def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
-    """Give all recordings of a source sentence the first recording's translation, similar to distillation."""
+    """Give all recordings of a source sentence the translation of the first, by name: one target for each sentence.
+    Returns the pairs sorted by name."""
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):

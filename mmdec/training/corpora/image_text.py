@@ -105,8 +105,8 @@ def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[Image
 
 
 def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
-    """Give each question wrong pictures: those of the next question of its task that has other pictures, as many of
-    them. Answers that are still right come from the text alone."""
+    """Give each question wrong pictures: those of the next question of its task that has as many, but other pictures.
+    Answers that are still right come from the text alone. A question without such a partner keeps its pictures."""
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -248,7 +248,7 @@ def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]:
-    """Turn conversations into single questions, pictures first. A picture has at most two questions of one task."""
+    """Turn conversations into single questions: at most two of each task from a conversation."""
     questions = []
     for conversation in conversations:
         notes = conversation.notes.get("turns")

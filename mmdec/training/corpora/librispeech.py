@@ -28,7 +28,7 @@ class Utterance:
     text: str
     speaker: str
     chapter: str
-    place: str = field(default="", compare=False)  # where it is listed
+    place: str = field(default="", compare=False)  # file and line where it is listed
     part: tuple[int, int] | None = None  # start and end in samples at 16 kHz, end exclusive; None: the whole
 
     def samples(self) -> Tensor:
@@ -72,7 +72,7 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
 def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
     """Read a user's own recordings. The transcript of each lies beside it, with the same name and suffix .txt. Raises
-    InputError."""
+    InputError if a recording or its transcript is missing."""
     utterances = []
     for number, path in enumerate(map(Path, paths)):
         beside = path.with_suffix(".txt")
@@ -130,7 +130,8 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
 
 def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
     """Divide rows into "train" and "dev": a tenth of the speakers is "dev", or of the recordings if there are fewer
-    than three speakers. The choice depends on the names only, so that each call gives the same parts.
+    than three speakers. The choice depends on the names only, so that each call gives the same parts. Raises InputError
+    for fewer than two recordings.
     """
     speakers = {row.speaker for row in rows}
     by_speaker = len(speakers) > 2

@@ -1,4 +1,4 @@
-"""Text files of corpora: lines, tables, JSON and pairs of translations. Every error names the file and the line.
+"""Text files of corpora: lines, tables, JSON and pairs of translations. Errors name the file and the line.
 
 Byte order marks are skipped: some editors write one at the start of a file, and concatenated files have them inside.
 """
@@ -50,8 +50,8 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of each line of a .jsonl that is not blank. rule: the required format, and `argument`:
-    the file's name in errors."""
+    """Yield the number and the JSON value of each line of a .jsonl that is not blank. argument: the file's name in
+    errors. rule: the required format, for the error. Raises InputError for a line that is no JSON."""
     for number, line in text_lines(path, argument):
         try:
             value = json.loads(line)
@@ -133,7 +133,8 @@ def check_limit(limit: int | None) -> None:
 
 
 def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
-    """Take `limit` of the rows at equal distances, in their order; all rows if there are no more, or it is None."""
+    """Take `limit` of the rows at equal distances, in their order. Take all rows if there are at most `limit`, or if
+    `limit` is None."""
     if limit is None or limit >= len(rows):
         return list(rows)
     return [rows[number * len(rows) // limit] for number in range(limit)]
@@ -145,10 +146,10 @@ _MARK = re.compile(r"[^\w\s]")
 
 @dataclass(frozen=True)
 class TextPair:
-    """A sentence with every accepted translation, the preferred first. All sentences of a group share translations."""
+    """A sentence with every accepted translation, the preferred first."""
 
     name: str
-    group: str
+    group: str  # sentences that share a translation, directly or through other sentences, are one group
     source: str
     references: tuple[str, ...]
 
@@ -171,8 +172,8 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 
 
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
-    """Find the references of each recording, whose name is a folder's name, a hyphen and a sentence's name. Only
-    folders that occur in the names are read. Raises InputError for a name that no folder has."""
+    """Find the references of each recording. A recording's name is a folder's name, a hyphen and a sentence's name.
+    Only folders that occur in the names are read. Raises InputError for a name that no folder has."""
     known = {
         f"{prefix}{pair.name}": pair.references
         for folder in folders

@@ -44,7 +44,7 @@ STATES = 50  # encoder states per second; the same for all supported encoders
 
 
 class SpeechEncoder(Protocol):
-    """Turns speech into encoder states."""
+    """An encoder that turns speech into states."""
 
     @property
     def width(self) -> int:
@@ -61,8 +61,8 @@ class SpeechEncoder(Protocol):
 
 @dataclass(frozen=True)
 class WhisperReader:
-    """A Whisper's encoder. `top`: number of last layers to leave out. If `top` is not 0, `read` keeps the states of all
-    padding silence, because the layers that are left out attend to them."""
+    """A Whisper's encoder without its last `top` layers. If `top` is not 0, `read` returns the states of all padding
+    silence, too, because the left-out layers, which run later, attend to them."""
 
     encoder: WhisperEncoder
     top: int = 0
@@ -129,15 +129,16 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     return TransformersReader(network.eval().requires_grad_(False), extractor)
 
 
-BATCH = 16  # sounds encoded at once
-CHUNK = 512  # sounds that are sorted by length together, then stored
+BATCH = 16  # number of sounds that are encoded at once
+CHUNK = 512  # number of sounds that are sorted by length together
 
 
 @dataclass(frozen=True)
 class Distortion:
     """The probability of each distortion: voice (vocal tract length), room, noise, telephone. The gain always changes.
 
-    silence: at most this many seconds are added at each end. Recorded corpora have no such silence, real users do.
+    silence: the most seconds of silence that are added at each end, because users' recordings have silence there and
+        corpora do not.
     """
 
     voice: float = 0.5
@@ -216,13 +217,13 @@ class CtcBatch:
     states: Tensor  # (B, S, D) encoder states of width D
     lengths: Tensor  # (B,) number of states of each sound
     pieces: Tensor  # (B, T) ids of the pieces, padded with 0
-    piece_lengths: Tensor  # (B,)
+    piece_lengths: Tensor  # (B,) number of pieces of each transcript
     rows: list[str]  # the sounds' names in the store
 
 
 class KeptStates(Dataset[CtcBatch]):
-    """Batches whose states are read from the store when they are asked for. texts: ids of each sound's pieces, by name.
-    batches: the names in each."""
+    """A dataset of batches, whose states are read from the store when a batch is loaded. texts: piece ids of each
+    sound's transcript, by the sound's name. batches: the names of the sounds in each batch."""
 
     def __init__(self, store: FrameStore, texts: dict[str, list[int]], batches: Sequence[Sequence[str]]) -> None:
         self.store, self.texts, self.batches = store, texts, batches
@@ -244,20 +245,20 @@ class KeptStates(Dataset[CtcBatch]):
 
 
 class StoredBatches(LightningDataModule):
-    """The loaders that the data modules of CTC heads share. A subclass's `setup` sets the fields.
+    """Base of the data modules of CTC heads: their data loaders. A subclass sets the fields.
 
     A process's part of a batch has at most `batch_states` encoder states, padding included.
     """
 
     store: FrameStore
-    texts: dict[str, list[int]]  # ids of the pieces of each training sound's transcript, by its name
-    dev_texts: dict[str, list[int]]
+    texts: dict[str, list[int]]  # piece ids of each training sound's transcript, by the sound's name
+    dev_texts: dict[str, list[int]]  # the same for the development sounds
     batch_states: int
     steps_per_epoch: int
     seed: int
 
     def train_dataloader(self) -> DataLoader:
-        """Load batches of about equal length, drawn anew in each epoch. All recordings are used once before one
+        """Load batches of sounds of about equal length, drawn anew in each epoch. All sounds are used once before one
         is repeated."""
         assert self.trainer is not None
         world, names = self.trainer.world_size, list(self.texts)
@@ -281,8 +282,8 @@ class StoredBatches(LightningDataModule):
         return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
 
     def grouped(self, names: list[str], draw: np.random.Generator | None = None, world: int = 1) -> list[list[str]]:
-        """Group all names into batches of about equal length for `world` processes; in random order if `draw` is given,
-        else by length."""
+        """Group the sounds `names` into batches of about equal length, each to be shared by `world` processes. The
+        batches are in random order if `draw` is given, else ordered by length."""
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         lengths = [self.store.length(name) for name in names]
         order = sorted(range(len(names)), key=lambda at: np.log(lengths[at]) + noise[at])
@@ -305,6 +306,7 @@ class SentenceData(StoredBatches, LightningDataModule):
     batch_states: the most encoder states in one process's batch, padding included.
     limit: use only the first `limit` training recordings; None: all.
     top: number of last Whisper layers that are trained together with the head; the stored states are taken before them.
+    text: folders of text pairs. Sentences of their dev and test splits are left out of training.
     """
 
     def __init__(

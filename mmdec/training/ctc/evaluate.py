@@ -64,7 +64,8 @@ def load_ears(checkpoint: Path, encoder: str) -> Ears:
 
 
 def words(text: str) -> str:
-    """Split a text into words for the word error rate; an elided word ("l'") counts as a word of its own."""
+    """Put spaces between the words of a text, for the word error rate. Question marks are removed. An elided word
+    ("l'") counts as a word."""
     return heard(text).replace("?", " ").replace("'", "' ")
 
 

@@ -27,6 +27,8 @@ from mmdec.types import InputError
 class CtcOptions:
     """Options that a recipe sets.
 
+    d_states: channels of an encoder state. stride: encoder states for each output frame. d_model, layers, kernel: sizes
+        of the head, see `CtcHeadConfig`. warmup, decay_from, decay_steps: in training steps, see `Schedule`.
     time_masks: number of masked spans in each row, each at most `mask_states` states long.
     channels: share of the state channels that are masked in the whole row.
     start: a checkpoint, or a translator's or a drafter's folder, whose weights training begins with.

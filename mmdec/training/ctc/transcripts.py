@@ -3,7 +3,7 @@
 Recordings are read in windows of 30 s, as in decoding. The states of the sound and of some silence after it are stored.
 Transcripts are greedy, with timestamps. The recording's reference text serves as the draft, so that a transcript needs
 only a few decoder passes instead of one for each token. With `agreement`, the reference text becomes the transcript if
-a single decoder pass agrees with it; this costs a third to a half of decoding with drafts.
+a single decoder pass agrees with it; this takes a third to a half of the time of decoding with drafts.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 SILENCE = 3.0  # seconds: states are stored of the sound and of at most this much silence after it
 LENGTHS = (2.0, 27.0)  # shortest and longest window, in seconds, that short recordings are joined into
 PAUSE = (0.2, 1.0)  # seconds between joined recordings, shortest and longest
-RECALL = 12  # an accepted token is searched in this many next tokens of the known text
-AT_ONCE = 4  # windows decoded together
+RECALL = 12  # number of next tokens of the known text among which an accepted token is searched for
+AT_ONCE = 4  # number of windows that are decoded together
 WHOLE = 4  # each so many-th batch of distorted windows is padded to whole windows, as decoding does
-NODES = 11  # tokens of a known text drafted in each round
+NODES = 11  # number of tokens of a known text that are drafted in each round
 LIMIT = 220  # the most tokens of a transcript
 MARGIN = 5.0  # with `agreement`, the encoder reads this many seconds of silence after the sound
 
@@ -92,7 +92,8 @@ class KnownText:
 
 @dataclass(frozen=True)
 class JoinedWindow:
-    """One window: several recordings, one after the other. view: 0: as recorded; n: the n-th distorted version."""
+    """One window: several recordings, one after the other. language: a code such as "en". view: 0: as recorded; n: the
+    n-th distorted version."""
 
     rows: tuple[Utterance, ...]
     language: str
@@ -122,8 +123,8 @@ class JoinedWindow:
 
 
 def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
-    """Join recordings, in their order, into windows. The length of each window is drawn at random.
-    view: 0: as recorded; n: the n-th distorted version."""
+    """Join recordings, in their order, into windows. The maximum length of each window is drawn at random from
+    `LENGTHS`, seeded by `seed` and `view`. view: 0: as recorded; n: the n-th distorted version."""
     windows: list[JoinedWindow] = []
     taken: list[Utterance] = []
     seconds = 0.0
@@ -166,7 +167,7 @@ class WindowReader:
 
     @torch.inference_mode()
     def states(self, sounds: Sequence[Tensor], whole: bool = True) -> Tensor:
-        """Compute the encoder states (B, S, D) of 16 kHz samples, each (T,).
+        """Compute the encoder states (B, S, D) of B sounds, 16 kHz samples (T,).
 
         whole: pad the sounds to a whole window. False: read the longest of them and `MARGIN` seconds of silence.
         """
@@ -313,7 +314,12 @@ class TranscriptData(StoredBatches, LightningDataModule):
     def setup(self, stage: str) -> None:
         first_time = WindowReader(self.whisper).first_time
         texts = {
-            split: {w.name: labels(self.transcripts.get(w.name) or [], self.pieces, first_time) for w in windows}
+            split: {
+                # a transcript at the limit has no end: the model repeats itself, and the sound does not say it
+                w.name: labels(text, self.pieces, first_time) if len(text) < LIMIT else []
+                for w in windows
+                for text in [self.transcripts.get(w.name) or []]
+            }
             for split, windows in self.windows.items()
         }
         self.texts, self.dev_texts = ({name: text for name, text in rows.items() if text} for rows in texts.values())
@@ -337,7 +343,8 @@ def read_pieces(path: Path) -> list[int]:
 
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
-    """Make the training target of a transcript: the pieces of its tokens, with a mark between two segments."""
+    """Make the training target of a transcript: the pieces of its tokens, with `MARK` after each segment. first_time:
+    id of the first timestamp token."""
     found: list[int] = []
     for token in transcript:
         if token >= first_time:
@@ -358,9 +365,10 @@ def keep_transcripts(
 ) -> None:
     """Compute and store the states and transcripts of the windows that the stores lack.
 
-    Windows of like length are read together, and most of them with little silence behind, which is cheaper; distorted
-    windows are read in whole windows every fourth time, the others always.
-    agreement: take the known text of a window if the model agrees with this share of its words; None: decode.
+    Windows of like length are read together. Distorted windows are padded to whole windows in every fourth batch, and
+    have little silence behind them in the others, which is cheaper; windows as recorded are always padded.
+    how: the distortion. agreement: take the known text of a window if the model agrees with this share of its words,
+        else store an empty transcript; None: decode all transcripts.
     """
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
     missing.sort(key=lambda window: window.seconds)

@@ -227,7 +227,7 @@ class EnglishSpeech:
         return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in wavs)
 
     def _build(self, folder: Path) -> None:
-        """Compute the targets and write the cache, all or nothing. Processes that do so at once write equal files."""
+        """Compute the targets and write the cache, all or nothing. Processes that do this at once write equal files."""
         bad, kept, units, frames, firsts = BadRows(), [], [], [], []
         phones: list[np.ndarray] = []
         mels: list[np.ndarray] = []
@@ -276,7 +276,8 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
 def both_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
-    """Speech for training and for development. Raises InputError if they share recordings, or too many rows are bad."""
+    """Read the training and the development speech. Raises InputError if they share recordings or too many rows are
+    bad."""
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
@@ -319,7 +320,7 @@ def save_network(network: nn.Module, path: Path) -> None:
 
 
 def save_stage(folder: Path, name: str, network: nn.Module, described: dict[str, Any]) -> None:
-    """Write a stage's result: `{name}.safetensors`, and what is `described` to `{name}.json`."""
+    """Write a stage's result: the weights to `{name}.safetensors`, and the dict `described` to `{name}.json`."""
     save_network(network, folder / f"{name}.safetensors")
     write_whole(folder / f"{name}.json", json.dumps(described, indent=1).encode())
 
@@ -447,7 +448,7 @@ class AcousticModule(LightningModule):
 
     @property
     def network(self) -> AcousticModule:
-        """The module into which `InitialWeights` loads another model's voice. Its weights have DASpeech's names."""
+        """Return this module: `InitialWeights` loads weights into it. Its weights are named as in DASpeech."""
         return self
 
     def setup(self, stage: str) -> None:

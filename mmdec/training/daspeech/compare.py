@@ -31,9 +31,10 @@ from mmdec.types import InputError, told
 
 
 def phone_errors(model: Path, data: dict[str, Any]) -> float:
-    """Return the phone error rate, averaged over the graph decoder and the autoregressive baseline.
+    """Return the errors per reference phone, averaged over the graph decoder and the autoregressive baseline.
 
     model: a model's directory or a checkpoint. data: options of `SpeechTranslationData`, as in the recipe.
+    Raises InputError if the directory's model does not predict phones.
     """
     if model.is_dir():
         parts = read_parts(model, torch.device("cpu"))

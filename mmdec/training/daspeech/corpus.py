@@ -1,4 +1,4 @@
-"""The corpus as tensors, in batches that do not depend on interruptions; and shards, which store a split.
+"""DASpeech's training data: the corpus as tensors in reproducible batches; and shards, which store a split's features.
 
 The batches of an epoch follow from (seed, epoch) only. So a killed and resumed run has the same batches, and losses, as
 an uninterrupted one. Shards are litdata's files: `chunk-*.bin` with features, `index.json` with their places; beside
@@ -139,11 +139,11 @@ class Batch:
     features: Tensor  # (B, N, 80) filterbank features of the source speech, padded with 0
     lengths: Tensor  # (B,) number of frames of each item
     units: Tensor  # (B, M) ids of the phones, with <s> and </s>, padded with <pad>
-    unit_lengths: Tensor  # (B,)
-    text: Tensor  # (B, C) characters of the source sentence, padded with 0
-    text_lengths: Tensor  # (B,)
+    unit_lengths: Tensor  # (B,) number of phones, <s> and </s> included
+    text: Tensor  # (B, C) characters of the source sentence, as indices from 1 into `CHARACTERS`, padded with 0
+    text_lengths: Tensor  # (B,) number of characters
     rows: list[tuple[int, ...]]  # for each item, the indices of the rows of the dataset that are joined in it
-    acoustic: AcousticBatch | None = None  # the acoustic model's targets; None but in the joint stage
+    acoustic: AcousticBatch | None = None  # the acoustic model's targets; only in the joint stage
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Item:
 
     features: Tensor  # (N, 80) filterbank features
     units: list[int]  # ids of the phones, without <s> and </s>
-    text: list[int]  # the characters of the source sentence, as numbers
+    text: list[int]  # the characters of the source sentence, as indices from 1 into `CHARACTERS`
     rows: tuple[int, ...]  # indices of the rows that are joined in it
     phones: Tensor | None  # (3, K): each English phone's duration, pitch and energy, </s> included
     mel: Tensor | None  # (F, 80) of the English speech, as natural logarithms
@@ -256,6 +256,7 @@ class SpeechTranslationData(LightningDataModule):
     rendering: "all": each row's own translation; "canonical": one translation for each source sentence.
     concatenate: share of items that are joined from two utterances.
     steps_per_epoch: number of steps in an epoch; a checkpoint may be written after each epoch.
+    max_frames: leave out rows with more frames of source speech. jobs: number of processes that compute features.
     upsample, min_vertices: the model's graph has `upsample` vertices a frame, at least `min_vertices`; rows that do
         not fit are left out.
     acoustic: whether to load acoustic targets of the English speech, too, which the joint stage needs.
@@ -390,8 +391,8 @@ ROWS = "rows.jsonl"
 
 
 def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megabytes: float = MEGABYTES) -> int:
-    """Write pairs, and the features (N, 80) of their source speech, as shards of this size. An error leaves no new
-    folder.
+    """Write pairs, and the features (N, 80) of their source speech, as shards of `megabytes` MB. If writing fails, no
+    new folder is left.
 
     Returns: the number of items. Raises: InputError if litdata is missing.
     """
@@ -449,7 +450,7 @@ def _pair(row: Mapping[str, Any], folder: Path, number: int) -> tuple[SpeechPair
     with suppress(KeyError, TypeError, ValueError):
         name, alignment = str(row["name"]), tuple(parse_alignment(row["alignment"]))
         texts = str(row["translation"]), tuple(map(str, row["references"])), alignment
-        place = folder / name  # given as both recordings' paths, which nothing opens: shards hold features alone
+        place = folder / name  # for both recordings' paths, which are never opened: shards hold features only
         return SpeechPair(name, place, place, *texts, str(row["source"]), str(row["speaker"])), int(row["frames"])
     raise InputError(f"`shards` must hold whole rows, but line {number} of '{folder / ROWS}' is none. Write it again.")
 

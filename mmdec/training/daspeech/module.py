@@ -1,4 +1,5 @@
-"""Training of DASpeech: speech to phones (graph and autoregressive decoder together), then with the voice."""
+"""Training of DASpeech: first speech to phones (graph and autoregressive decoder), then jointly with the acoustic
+model."""
 
 from __future__ import annotations
 
@@ -36,10 +37,10 @@ class Augmentation:
     other voices and another pace; they help on corpora with few speakers.
     """
 
-    frequency_width: int = 27
-    frequency_masks: int = 1
-    time_width: int = 100
-    time_masks: int = 1
+    frequency_width: int = 27  # the widest frequency mask, in mel bands
+    frequency_masks: int = 1  # number of masks in each row
+    time_width: int = 100  # the longest time mask, in frames
+    time_masks: int = 1  # number of masks in each row
     frequency_warp: float = 0.0  # the largest relative stretch of the frequency axis
     time_warp: float = 0.0  # the largest relative change of pace
 
@@ -172,8 +173,8 @@ SIZES = {"paper": DASpeechConfig, "small": DASpeechConfig.small}
 @dataclass(frozen=True)
 class DASpeechOptions:
     """Options that a recipe sets. The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k,
-    inverse-sqrt, GLAT .5 to .1 over 100k updates), with one more loss: the autoregressive baseline is trained on the
-    same encoder. `ar_weight` 0 switches this off, as in the paper.
+    inverse-sqrt, GLAT .5 to .1 over 100k updates), with one more loss, which trains the autoregressive baseline on the
+    same encoder. `ar_weight` 0 leaves this loss out, as in the paper.
 
     model: sizes that differ from those of `size`, by dotted name ("dag.layers": 2).
     """
@@ -221,7 +222,8 @@ class DASpeechModule(LightningModule):
     rows, and for rows that do not fit their graph, it reads phone embeddings instead, so that the same voice can also
     speak the autoregressive baseline's phones.
 
-    options: fields of `DASpeechOptions`. All randomness of a step follows from (seed, step, rank).
+    units: the vocabulary of phones, ordered by id. options: fields of `DASpeechOptions`. All randomness of a training
+        step follows from (seed, epoch, step, rank).
     """
 
     def __init__(self, units: list[str], augmentation: Augmentation | None = None, **options: Any) -> None:
@@ -256,7 +258,7 @@ class DASpeechModule(LightningModule):
         torch.manual_seed(seed * 64 + self.global_rank)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the loss of a batch and its parts, by name. `loss` is the weighted sum of the other parts."""
+        """Compute a batch's losses by name; "loss" is their weighted sum. "invalid" is the number of rows left out."""
         net = self.network
         features, lengths = batch.features, batch.lengths
         if self.training:
@@ -358,14 +360,15 @@ def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
 class InitialWeights(Callback):
     """Loads safetensors files into the network before a new run; a resumed run keeps its checkpoint's weights.
 
-    Weights that do not fit by name and shape keep their initial values and are counted. It is an error if none fits.
+    The network's weights that no file fits by name and shape keep their initial values. The number of loaded tensors is
+    logged. Raises InputError if a file is missing or none of its tensors fits.
     acoustic: file of a trained voice (tts.safetensors).
     """
 
     def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
         self.files = [(Path(file), "") for file in files]
         if acoustic is not None:
-            self.files.append((Path(acoustic), "tts."))  # the voice's prefix in the network; its own file lacks it
+            self.files.append((Path(acoustic), "tts."))  # prefix of the voice's weights, which its file lacks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path:
@@ -390,8 +393,8 @@ class InitialWeights(Callback):
     def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
         """Put the phones' embeddings in this model's order. A phone unknown to the voice keeps its initial row.
 
-        state: the voice's weights, changed in place. own: this model's. units: its phones. listed: the
-            voice's tts.json.
+        state: the voice's weights, changed in place. own: this model's weights. units: this model's
+            phones. listed: the voice's tts.json.
         """
         earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
         rows = own["tts.units.weight"].clone()

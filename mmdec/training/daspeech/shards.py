@@ -3,7 +3,7 @@
 python -m mmdec.training.daspeech.shards --common-voice data/common_voice/fr --cvss data/cvss_c --out data/cvss_shards
 
 writes `train/` and `dev/`; `--data mmdec.training.daspeech.shards.ShardedData --data.init_args.shards data/cvss_shards`
-trains on them. Batches follow from (seed, epoch) as with the corpus itself, so that a killed run goes on exactly.
+trains on them. Batches follow from (seed, epoch) as with the corpus itself, so a killed run can be resumed exactly.
 """
 
 from __future__ import annotations

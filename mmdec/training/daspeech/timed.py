@@ -41,7 +41,8 @@ SAMPLE = 24  # number of recordings that are timed for an estimate
 
 
 def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> int | None:
-    """Estimate for how many training rows the features can be computed in this time; None: for all.
+    """Estimate for how many training rows the features can be computed in this time: at least 48, or all rows if there
+    are fewer. Returns None if the time is enough for all.
 
     data: the options of `SpeechTranslationData`. acoustic: whether acoustic targets of English speech are needed, too.
     """
@@ -86,8 +87,8 @@ JOINT = RUNS / "joint"
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
     """Run the stages until the time is used up, export the model to runs/ and compare it with the earlier model.
 
-    runner: runs a training in another process. `fresh` trains from random weights: the
-    runs in runs/ are renamed, and no earlier weights are used.
+    runner: runs a training in another process. fresh: train from random weights; the stages' runs in runs/ are moved
+        aside, and no earlier weights are used.
     """
     data = stage_recipe("joint")["data"]["init_args"]
     if fresh:
@@ -183,7 +184,7 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
     written = data["steps_per_epoch"]
     steps = epoch_steps(time.left, 1.0, written)
-    if last(stage).is_file():  # schedules count in epochs, so that a resumed run keeps its number of steps an epoch
+    if last(stage).is_file():  # schedules count epochs: a resumed run must keep its steps per epoch
         chosen = RUNS / stage / "schedule.yaml"
         steps = read_recipe(chosen)["data"]["init_args"]["steps_per_epoch"] if chosen.is_file() else written
     data["steps_per_epoch"] = steps
@@ -206,7 +207,7 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
         if start is not None:
             files = [start / "encoder.safetensors", start / "model.safetensors"]
             callbacks["InitialWeights"]["init_args"] = {"files": [str(file) for file in files]}
-            model["lr"] = model["lr"] / 3  # trained weights: the full rate would disturb them
+            model["lr"] = model["lr"] / 3  # because the full rate would spoil trained weights
         elif before.is_file():
             callbacks["InitialWeights"]["init_args"] = {"files": [str(before), str(NETWORK)]}
     set_deadline(recipe, stage, time.end, **deadline)
@@ -215,8 +216,9 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
 
 
 def begin_joint(start: Path | None) -> None:
-    """Prepare the joint stage: delete the checkpoints of an earlier joint run. Without `start`, save its weights first:
-    the new run begins with their voice. With `start`, keep an interrupted run, so that it is resumed."""
+    """Prepare the joint stage: delete the checkpoints of an earlier joint run. Without `start`, first save that run's
+    weights, because the new run begins with its voice. With `start`, do not delete an unfinished run, which is then
+    resumed."""
     finished, checkpoints = JOINT / "finished", JOINT / "checkpoints"
     if last("joint").is_file() and (start is None or finished.is_file()):
         if start is None:
@@ -238,8 +240,8 @@ def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Out
 
 
 def vocoder_folder() -> Path:
-    """Return the folder of the vocoder in runs/; if there is none, of a copy of the shipped vocoder in the same
-    layout."""
+    """Return the folder of the vocoder trained in runs/. If there is none, copy the vocoder of the start model to runs/
+    in the same layout. Raises InputError if that has none either."""
     own = RUNS / "vocoder"
     if (own / RESULTS["vocoder"]).is_file():
         return own
@@ -267,8 +269,8 @@ def set_aside() -> None:
 
 
 def missing() -> str:
-    """Build the corpus if it is missing, or resume its build; this needs espeak-ng and flite. Returns "": no reason to
-    skip this part of `make train`."""
+    """Build the corpus if it is missing, or resume its build. Always returns "": there is no reason to skip DASpeech.
+    Raises InputError if espeak-ng or flite is needed but not installed, and MmdecError if the build fails."""
     finished = CORPUS / "lexicon.tsv"  # the builder writes this file last
     if finished.is_file():
         return ""

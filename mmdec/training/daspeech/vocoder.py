@@ -27,7 +27,7 @@ from mmdec.training.optim import Schedule, token_weight
 from mmdec.types import InputError
 
 SIZES = (256, 512, 1024)  # window sizes of the discriminators, in samples; the hop is a quarter
-CHANNELS = 12  # of a discriminator's first layer
+CHANNELS = 12  # output channels of a discriminator's first layer
 SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss, in samples
 
 
@@ -83,8 +83,8 @@ def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor)
 
 
 def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the vocoder's adversarial loss, and the L1 distance of the discriminators' features from those of the
-    recordings (`truth`). Both sounds: (B, T)."""
+    """Return the vocoder's adversarial loss, and the relative L1 distance between the discriminators' features of the
+    generated sound and of the recordings (`truth`). Both sounds: (B, T)."""
     with torch.no_grad():
         wanted = judges(truth)
     fooled, matched, count = generated.new_zeros(()), generated.new_zeros(()), 0
@@ -138,7 +138,7 @@ class VocoderData(LightningDataModule):
 
     `acoustic` is a folder with `tts.safetensors` and `tts.json`. With it, half of the crops have the mel that this
     model predicts from the true durations, pitch and energy, because in use the vocoder reads predicted mels.
-    `max_bad_share` is the largest share of rows that may be bad; `allow_absolute_paths` also allows outside files.
+    `max_bad_share` is the largest share of rows that may be bad; `allow_absolute_paths` allows files outside `root`.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class VocoderData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return an empty list: every data module is asked for its phones, but the vocoder uses none."""
+        """Return an empty list. The command line reads the phones of every data module, but the vocoder uses none."""
         return []
 
     def prepare_data(self) -> None:
@@ -188,7 +188,7 @@ class VocoderData(LightningDataModule):
         self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Compute the mean and the standard deviation of the training mels, (80,) each."""
+        """Compute the mean and the standard deviation, (80,) each, of the first 500 training recordings' mels."""
         mels = torch.from_numpy(np.concatenate([recording.mel for recording in self.train_set[:500]])).float()
         deviation, mean = torch.std_mean(mels, dim=0)
         return mean, deviation.clamp(min=1e-2)

@@ -119,7 +119,7 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.devic
 DETECT = -1  # stands in a prompt for the language's token, which the model then detects
 SHORT = 4.0  # the fewest seconds of speech that a batch's windows are filled with
 TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds, so that each kind of random choice has its own generator
-FORMAT = 1  # version of the windows' names: if it changes, stored labels are not found and are decoded anew
+FORMAT = 1  # version of the windows' names: a change makes stored labels unknown, so that they are decoded anew
 
 
 @dataclass
@@ -138,7 +138,8 @@ class Spelling:
     """A Whisper's tokenizer for composing windows, with the special tokens that the model's `generate` uses."""
 
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
-        """language: None: the model detects it. Raises InputError for a language or task that the model lacks."""
+        """config: the model's generation settings. language: a code such as "en"; None: the model detects it. Raises
+        InputError for a language or task that the model lacks."""
         self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
         added = dict(tokenizer.get_added_vocab())
         self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
@@ -299,7 +300,7 @@ class HeadData(LightningDataModule):
         self.cut: dict[str, list[Utterance]] = {}  # split -> utterances, long recordings cut into parts
         self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}  # split -> chapters, seconds of each utterance
 
-    # Files are read at first use, not in `__init__`: the command line's parser hides errors of `__init__` in its own.
+    # Files are read at first use: the command line's parser hides an error of `__init__` behind an error of its own.
     @cached_property
     def whisper(self) -> LoadedWhisper:
         whisper = load_whisper(self.base, "cpu")

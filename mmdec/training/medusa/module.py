@@ -4,8 +4,9 @@ The Whisper stays unchanged: its weights are neither trained nor saved, and no g
 ... K reads the state from which the model predicts token t + 1. It learns token t + 1 + k of the model's own greedy
 text, because drafts are verified against that text; the paper's heads learn from transcripts.
 
-Validation simulates decoding to measure tokens per round. For this, a text of n tokens, EOS included, is a matrix of
-ranks (n - 1, K): in row i, token i is the root, and column k is the rank that head k gives to token i + k.
+Validation simulates decoding to measure tokens per round. For this, each text of n tokens, EOS included, becomes a
+matrix of ranks (n - 1, K). In row i, token i is the root, and column k is the rank that head k gives to token i + k;
+rank 0 is the likeliest token.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Simulation:
 
 
 def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
-    """Simulate decoding with the same draft tree in all rounds. texts: ranks (n - 1, K). heads: K."""
+    """Simulate decoding with the same draft tree in all rounds. texts: each text's ranks (n - 1, K). tree: its nodes
+    without the root. heads: K."""
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
     hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
     tokens = rounds = 0
@@ -90,7 +92,8 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 
 
 def estimate(seen: Simulation) -> list[list[float]]:
-    """Compute accuracies (K, WIDTH) from counts. The accuracies of the depth above count as one more trial."""
+    """Compute the accuracy of each rank at each depth, (K, WIDTH), from counts. For smoothing, the accuracies of the
+    depth before count as one more trial."""
     guess = expected(1)[0]
     chances = []
     for hits, trials in zip(seen.hits, seen.trials, strict=True):
@@ -100,14 +103,14 @@ def estimate(seen: Simulation) -> list[list[float]]:
 
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
-    """Return for each r in `ranks` how often the true token is among a head's r likeliest tokens, whether earlier heads
-    were right or not."""
+    """Return for each r in `ranks` how often, from 0 to 1, the true token is among a head's r likeliest tokens, whether
+    earlier heads were right or not. texts: ranks (n - 1, K). head: its index from 0."""
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 
 
 def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Join the texts of all processes, and sum their counts by name."""
+    """Join the texts' ranks of all processes, and sum their named values. part: those of this process."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return part
     parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -122,7 +125,8 @@ def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tens
 def first_heads(
     model: WhisperForConditionalGeneration, base: str, kind: Kind, count: int, start: str | None
 ) -> MedusaHeads:
-    """The heads that training begins with: loaded from `start` (extended or cut to `count` heads), or new ones."""
+    """Return the heads that training begins with: loaded from `start` (extended or cut to `count` heads), or new. base:
+    name or folder of the Whisper. Raises InputError if `start` holds heads of another kind."""
     shape = model.config
     block = kind == "block"
     config = MedusaConfig(
@@ -214,7 +218,7 @@ def head_loss(
     return loss, ranks
 
 
-TOP = 5  # validation logs how often the true token is among so many
+TOP = 5  # validation logs how often the true token is among a head's five likeliest
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ class TextPositions:
 
     hidden: Tensor  # (N, H) the model's state from which it predicts each token
     at: Tensor  # (P,) indices into `hidden`
-    targets: Tensor  # (P, K) int64, the token that each head shall predict; -1 beyond the text's end
+    targets: Tensor  # (P, K) int64, the token that each head learns to predict; -1 beyond the text's end
     lengths: list[int]  # number of positions in each text
     # for block heads: the decoder's states (B, T, H), the encoder's (B, S, H), indices of `hidden` in the B * T states
     whole: tuple[Tensor, Tensor, Tensor] | None
@@ -243,6 +247,7 @@ class MedusaOptions:
     keep_states: store the decoder's states on disk, 2 H bytes a token. Windows that are used again (the data's
         `repeat_after`, and the whole development split) are then not encoded again.
     tree_nodes: size of the tree whose tokens per round decide which heads are saved as the best.
+    base_dtype: dtype of the frozen Whisper. warmup, decay_from, decay_steps: in training steps, see `Schedule`.
     """
 
     kind: Kind = "linear"
@@ -285,7 +290,7 @@ class MedusaModule(LightningModule):
         self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
         self.best = 0.0  # tokens per round of the saved heads
-        self.ranks: list[Tensor] = []  # of this validation's windows, each (positions, K)
+        self.ranks: list[Tensor] = []  # ranks of this validation's texts, each (positions, K)
         self.sums: dict[str, float] = {}
 
     @property
@@ -360,7 +365,7 @@ class MedusaModule(LightningModule):
         return texts, features, (hidden.float(), states.float(), where)
 
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
-        """Return each head's loss, and the targets' ranks (P, K), at most WIDTH; WIDTH for targets beyond the text."""
+        """Return each head's loss, and the ranks (P, K) of the targets, at most WIDTH; WIDTH beyond the text's end."""
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
             assert positions.whole is not None

@@ -35,7 +35,8 @@ class Recogniser:
     name = "pocketsphinx"
 
     def __init__(self, sentences: Iterable[str], lexicon: Lexicon) -> None:
-        """`lexicon`: lower-case word -> pronunciations, for words that pocketsphinx's dictionary lacks."""
+        """sentences: the texts that the language model is built from. lexicon: lower-case word -> pronunciations, for
+        words that pocketsphinx's dictionary lacks. Raises InputError if pocketsphinx is not installed."""
         try:
             from pocketsphinx import Config, Decoder, get_model_path
         except ImportError as error:
@@ -88,8 +89,8 @@ def spoken_words(text: str) -> list[str]:
 
 
 def dictionary(words: Iterable[str], lexicon: Lexicon, published: Path) -> dict[str, list[list[str]]]:
-    """Collect pronunciations in the acoustic model's phones, from the published dictionary, else from the lexicon.
-    Words without a pronunciation are left out."""
+    """Collect the pronunciations of lower-case words, in the acoustic model's phones, from the dictionary file
+    `published`, else from the lexicon. Words without a pronunciation are left out."""
     wanted = set(words)
     pronunciations: dict[str, list[list[str]]] = {}
     with published.open(encoding="utf-8") as file:

@@ -43,8 +43,8 @@ INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # part of a s
 class Rate:
     """A share of n sentences, with its 95 % Wilson interval."""
 
-    right: int
-    n: int
+    right: int  # number of right sentences
+    n: int  # number of sentences
 
     @property
     def value(self) -> float:
@@ -148,8 +148,8 @@ def normalise_words(text: str) -> list[str]:
 def number_spans(text: str) -> list[str]:
     """Find the spoken numbers, times and prices: "Ten euros at half past two" -> ["ten euros", "half past two"].
 
-    A span is a longest run of number words; punctuation is ignored. Words in `INSIDE`, such as "and" and "past", belong
-    to a span only between two number words.
+    A span is a longest run of number words; punctuation is ignored. Up to two words of `INSIDE`, such as "and" and
+    "past", may stand between two number words. "one hundred" and "one thousand" lose their "one".
     """
     spans: list[str] = []
     span: list[str] = []
@@ -201,20 +201,21 @@ def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Compute BLEU of a recogniser's transcripts, all normalised by `as_heard`. Empty transcripts count as wrong."""
+    """Compute BLEU of a recogniser's transcripts. Transcripts and references are normalised with `as_heard`. Empty
+    transcripts are not left out."""
     return bleu(*heard_alike(transcripts, references))
 
 
 def heard_alike(
     transcripts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Normalise transcripts and references by `as_heard`, as a voice reads them."""
+    """Normalise the transcripts, and all references of each, with `as_heard`. Returns both."""
     return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
 
 
 def as_heard(text: str) -> str:
-    """Normalise a text for ASR-BLEU: lower case, no punctuation, numbers in words as the voice reads them: "At 7:30,
-    Tom!" -> "at seven thirty tom".
+    """Normalise a text for ASR-BLEU: lower case, no punctuation, and numbers written as they are spoken. "At 7:30,
+    Tom!" becomes "at seven thirty tom".
 
     CVSS's references, with which DASpeech is scored, have the same form. Source: Jia et al., "CVSS corpus and massively
     multilingual speech-to-speech translation", 2022.
@@ -296,8 +297,8 @@ def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lex
 
 
 def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
-    """Advance the Levenshtein distance by a pronunciation. row: the distances of all
-    beginnings of `phones` before it. Returns those after it."""
+    """Extend a Levenshtein table by the phones of one word. row: entry i is the distance of the first i of `phones`
+    from the words so far. Returns the entries with this word added."""
     for phone in pronunciation:
         following = [row[0] + 1]
         for index, other in enumerate(phones):
@@ -366,8 +367,8 @@ def plain_answer(text: str) -> str:
 
 
 def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
-    """Return whether a short answer equals the reference. For counting questions only the total, `expected`,
-    must be right."""
+    """Return whether a short answer equals the reference. For the task "count", only the last number in the answer
+    must be right: `expected`."""
     if task == "count":
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
@@ -376,7 +377,7 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
 
 def right_in_other_words(answer: str, expected: str) -> bool:
     """Return whether a short answer equals `expected`, alone or at the end of a sentence that states it ("The house is
-    red." for "red") and negates nothing. `right_answer` demands the reference's own words."""
+    red." for "red") and negates nothing. `right_answer` demands the reference's exact words."""
     said, wanted = plain_answer(answer), plain_answer(expected)
     if not wanted or (_DENIAL.search(said) and not _DENIAL.search(wanted)):
         return False
@@ -384,7 +385,8 @@ def right_in_other_words(answer: str, expected: str) -> bool:
 
 
 def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
-    """Count the claims that an answer makes. One clause of the answer must have the claim's words in their order."""
+    """Count the claims that an answer makes. A claim is a sequence of words. An answer makes it if one of its clauses
+    has these words in this order, perhaps with others between them."""
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
     return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
 

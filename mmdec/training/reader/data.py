@@ -30,14 +30,14 @@ class PairBatch:
     weights: Tensor  # (B, N, K) probabilities of the alternatives
     lengths: Tensor  # (B,) number of source pieces
     units: Tensor  # (B, M) target pieces, from <s> to </s>, padded with <pad>
-    unit_lengths: Tensor  # (B,)
-    rows: list[int]  # indices in the split
+    unit_lengths: Tensor  # (B,) number of target pieces, <s> and </s> included
+    rows: list[int]  # indices of the sentences
 
 
 class Pairs(Dataset[PairBatch]):
-    """A dataset of batches, given as lists of (sentence, index of its reference). With `confusions`, a `share` of the
-    sentences imitates a CTC head's errors, drawn from `seed`.
-    pieces: of each source sentence. units: of each of its references."""
+    """A dataset of batches, each a list of (sentence index, index of one of its references). With `confusions`, a
+    `share` of the sentences gets imitated errors of a CTC head, drawn from `seed`.
+    pieces: source pieces of each sentence. units: target pieces of each of its references."""
 
     def __init__(
         self,

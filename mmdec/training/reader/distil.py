@@ -3,8 +3,8 @@
 python -m mmdec.training.reader.distil --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
     --english runs/reader/english.json --text data/everyday --out data/own
 
-Of several correct translations a teacher tends to choose similar ones, which one graph can model (Kim and Rush 2016; Gu
-et al. 2018, section 4.3).
+A sentence has several correct translations. A trained decoder chooses among them in a consistent way, so its output is
+easier to model with one graph (Kim and Rush 2016; Gu et al. 2018, section 4.3).
 """
 
 from __future__ import annotations

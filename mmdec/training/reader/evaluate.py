@@ -1,4 +1,4 @@
-"""Scores the reader with its autoregressive decoder: translations of exact text or of a CTC head's output.
+"""Scores a text translator (the reader and its autoregressive decoder) on exact text or on a CTC head's output.
 
 python -m mmdec.training.reader.evaluate --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
     --english runs/reader/english.json --text data/everyday --split test
@@ -29,7 +29,7 @@ BATCH = 32
 
 
 def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
-    """Translate each sentence from its exact text. pieces: of the source language. Yields the target pieces."""
+    """Translate each sentence from its exact text. pieces: the source tokenizer. Yields the target piece ids."""
     for start in range(0, len(rows), BATCH):
         sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + BATCH]]
         lengths = torch.tensor([len(source) for source in sources])

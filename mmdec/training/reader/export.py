@@ -1,12 +1,12 @@
-"""Builds a speech translator's folder from the checkpoints of a CTC head, a reader and a voice.
+"""Builds a speech translator's folder from the checkpoints of a CTC head, a text translator (the reader) and a voice.
 
 python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs/ctc/checkpoints --pieces \\
     runs/ctc/pieces.json --reader runs/reader/checkpoints --english runs/reader/english.json --voice runs/voice \\
     --pronunciation data/english/pronunciation.tsv --vocoder runs/vocoder --out runs/daspeech-everyday
 
-`--ngram data/everyday data/phrasebook` adds an n-gram of their French, with which a beam search reads the head.
-`--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` one of the vocoder's. With
-`--model`, give only the parts that were trained anew; the other parts are copied from that translator:
+`--ngram data/everyday data/phrasebook` adds an n-gram of these folders' French text. A beam search over the head's
+output then uses it. `--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` a run of the
+vocoder stage. With `--model`, give only the newly trained parts; the other parts are copied from that translator:
 
 python -m mmdec.training.reader.export --model daspeech-everyday --head runs/ctc/checkpoints --out runs/everyday
 """
@@ -42,7 +42,11 @@ from mmdec.types import InputError, told
 @dataclass(frozen=True)
 class Runs:
     """Sources of the parts: each a folder of checkpoints, one checkpoint, a folder or a file. None: take the part from
-    `model`, a translator's name or folder."""
+    `model`, a translator's name or folder.
+
+    encoder: name or folder of a Whisper. head, reader: training checkpoints. pieces, english: files of the French and
+        English pieces. voice, vocoder: runs. pronunciation: a table. ngram, english_ngram: folders of text pairs.
+    """
 
     encoder: str | None = None
     head: Path | None = None
@@ -59,7 +63,7 @@ class Runs:
 
 OPTIONAL = ("ngram", "english_ngram", "model")
 FRENCH = (80_000, 170_000, 220_000)  # the most n-grams of orders 2, 3 and 4 to keep; 2 MB in all
-ENGLISH = (100_000, 80_000)
+ENGLISH = (100_000, 80_000)  # the same for English, orders 2 and 3
 LEVELS = 255  # log-probabilities are stored in one byte, in this many steps
 
 
@@ -195,8 +199,8 @@ def _same_pieces(part: str, wanted: object, found: object) -> None:
 
 
 def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
-    """Load a training module by `load`. Returns it, and its step and options for provenance.json. path: a checkpoint,
-    or a folder, whose last `average` checkpoints are averaged."""
+    """Load a training module with the function `load`. Returns the module, and its step and options for
+    provenance.json. path: a checkpoint, or a folder, whose last `average` checkpoints are averaged."""
     checkpoints = newest(path, average) if path.is_dir() else [path]
     module, step = load(checkpoints)
     options: Mapping[str, Any] = module.hparams

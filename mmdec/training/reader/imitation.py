@@ -1,9 +1,10 @@
-"""Imitates a CTC head's errors in text. They are drawn from those on recordings that the head was not trained on.
+"""Imitates a CTC head's errors in text: draws from its errors on recordings that it was not trained on.
 
 python -m mmdec.training.reader.imitation --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --pieces \\
     runs/ctc/pieces.json --corpus data/natural/manifest.tsv --skip 4000 --out runs/reader/confusions.safetensors
 
-`--skip` is the head's own `limit`: on recordings that it was trained on, it makes too few errors.
+`--skip` is the number of recordings that the head was trained on (`limit` in its recipe): on these it makes too few
+errors.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Confusions:
     def imitate(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw what a CTC head might write for a text: pieces (N, K) and their weights (N, K), N at least 1.
 
-        For a piece with too few occurrences, the outcome of another piece that was recognised is drawn; the piece takes
-        the place of the outcome's likeliest piece.
+        For a piece with fewer than `ENOUGH` occurrences, an outcome of any recognised piece is drawn, and the piece
+        replaces the outcome's likeliest piece.
         """
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
@@ -107,7 +108,7 @@ class Confusions:
 
 def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
     """Collect confusions. sentences: pairs of a sentence's pieces and the head's output for it (one row); the two are
-    aligned with the fewest edits."""
+    aligned with the fewest edits. Raises InputError if the head's output is always empty."""
     pieces, weights, said, starts = [], [], [], [0]
     for text, row in sentences:
         count = int(row.lengths[0])
@@ -130,8 +131,8 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
 
 
 def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
-    """Return a function from a sound file to what the head hears. head: a translator's folder, which hears with its own
-    encoder and n-gram; or a checkpoint, which hears with `encoder` and takes the best path."""
+    """Return a function that transcribes a sound file. head: a translator's folder, whose encoder and n-gram are used;
+    or a checkpoint of a CTC head, which is run on `encoder` and decoded along the best path."""
     if not head.is_dir():
         ears = load_ears(head, encoder or "")
         return lambda path: best_pieces(*ears(path))

@@ -1,4 +1,4 @@
-"""Training of the reader and its decoders on text: source pieces to target pieces."""
+"""Training of a text translator: the reader, an encoder of source pieces, and its two decoders of target pieces."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class ReaderOptions:
         `glat_start` to `glat_end` in `glat_steps` steps.
     start: a checkpoint or a translator's folder to begin from. If it has no graph decoder, a new one begins with the
         autoregressive decoder's layers.
+    warmup, decay_from, decay_steps: in training steps, see `Schedule`.
     """
 
     d_model: int = 256
@@ -60,8 +61,8 @@ class ReaderOptions:
 
 
 class ReaderModule(LightningModule):
-    """Trains the reader and its decoders with the loss ar_weight L_AR + L_graph: the target pieces' cross-entropy and
-    their negative log-likelihood in the graph.
+    """Trains the reader (the encoder) and its decoders with the loss ar_weight L_AR + L_graph. L_AR is the
+    autoregressive decoder's cross-entropy, L_graph the negative log-likelihood of the target pieces in the graph.
 
     units: source and target pieces, ordered by id. options: fields of `ReaderOptions`. All randomness of a step follows
         from (seed, epoch, step).
@@ -108,7 +109,8 @@ class ReaderModule(LightningModule):
         return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **least)
 
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Compute the loss of a batch and its parts, by name; `loss` is the weighted sum of the parts."""
+        """Compute a batch's losses by name: "ar", "dag" and their weighted sum "loss". "invalid" is the number of rows
+        that do not fit their graph."""
         net, trained = self.network, self.options.ar_weight > 0
         parts: dict[str, Tensor] = {"loss": torch.zeros((), device=batch.pieces.device)}
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):

@@ -27,7 +27,7 @@ from mmdec.training.corpora.text_files import shown
 from mmdec.training.vlm.tokens import FIELDS, NOWHERE, Batch, Encoded, asked, encode, kept_tokenizer, pack, prefix
 from mmdec.types import InputError
 
-LEARNED = 40_000  # the tokenizer is learned from at most so many conversations
+LEARNED = 40_000  # the most conversations that the tokenizer is learned from
 
 
 @dataclass
@@ -112,8 +112,12 @@ class Asked:
 
 
 class Rows(Dataset[tuple[np.ndarray, ...]]):
-    """A dataset of packed rows. Its index is (conversation, seed); the seed sets the order of the conversation's
-    questions, of which the first that fit are packed."""
+    """A dataset of packed rows. Its index is (conversation, seed). The seed sets the order of the conversation's
+    questions, which are packed in this order as far as they fit.
+
+    cells: labels of each picture's cells. side: pixels of a picture's side. lead: tokens before the first question.
+    length: number of tokens in a row. pad: the padding token. prefer_reading: see `SceneOptions`.
+    """
 
     def __init__(
         self,
@@ -145,7 +149,8 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
 
 
 class Questions(Dataset[Question]):
-    """A dataset of the development split's questions, one by one. side: pixels of a picture. lead: see `prefix`."""
+    """A dataset of the development split's questions, one by one. side: pixels of a picture's side. lead: text before a
+    question, see `prefix`."""
 
     def __init__(self, questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast, side: int, lead: str) -> None:
         self.questions, self.tokenizer, self.side, self.lead = questions, tokenizer, side, lead
@@ -334,8 +339,8 @@ class SceneData(LightningDataModule):
 
 
 def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
-    """Load the questions of process `rank` of `world`, every `world`-th, in batches of up to 40. Descriptions have
-    batches of their own, because they are longer than other answers."""
+    """Load the questions of process `rank` of `world` processes (every `world`-th), in batches of up to 40. Questions
+    that ask for a description have separate batches, because their answers are longer."""
     batches = []
     for described in (False, True):
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]

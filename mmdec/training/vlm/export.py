@@ -68,11 +68,13 @@ def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaPr
 def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, mean_with: Path | None = None, share: float = 0.5
 ) -> Path:
-    """Write the model's folder in half precision. If writing fails, an existing folder stays as it was.
+    """Write the model's folder in half precision. If writing fails, an existing folder stays as it was. An earlier
+    model card is kept.
 
+    checkpoints: their weights are averaged.
     mean_with: folder of the model that the run began from. The exported weights are then the average of that model and
         the run's (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
-    share: weight of the run's model in this average, 0 to 1. An earlier model card is kept.
+    share: weight of the run's model in this average, 0 to 1.
     """
     if not 0 <= share <= 1:
         raise InputError(f"`share` must be from 0 to 1, but is {share}.")

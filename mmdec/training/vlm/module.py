@@ -55,7 +55,7 @@ class VlmOptions:
     vision_steps: number of first steps that train the encoder alone, with learning rate `vision_lr`.
     decay_from, decay_steps: step where the learning rate begins to fall, and number of steps until it is zero.
     cell_kinds: number of classes of each of a cell's labels. empty: loss weight of cells that show nothing.
-    guided: indices of the language model's layers that L_guide trains; None: three in the middle.
+    guided: indices of the language model's layers that L_guide trains; None: those at one third, half and two thirds.
     length_power: an answer of n tokens weighs n ** (1 - length_power) in the loss. At 0 a description weighs as much as
         a hundred short answers, and colours and sizes are learned last.
     half: compute matrix products in bfloat16; None: only if the processor is fast in it.
@@ -89,9 +89,9 @@ class VlmModule(LightningModule):
     `vision_steps` steps with L_cells alone.
 
     L_cells: what each cell of each image patch shows. L_guide trains layers `guided` of the language model to read:
-    their first head shall attend to the patch with the printed character that comes next in the answer, and the middle
-    one's output shall tell in which cell of the patch the character is. Without L_guide, the model learns which kind of
-    answer to give long before it learns to read.
+    their first heads learn to attend to the patch with the printed character that comes next in the answer. The middle
+    one of these layers learns to tell in which cell of the patch the character is. Without L_guide, the model learns
+    which kind of answer to give long before it learns to read.
 
     units: the tokens, ordered by id. options: fields of `VlmOptions`.
     """
@@ -114,7 +114,7 @@ class VlmModule(LightningModule):
         self.model = build_model(self.shape, units, self.options.seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(self.options.cell_kinds))
         self.whitening = Whitening(self.shape.vision_width, self.shape.width)
-        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `Whitening.fold` writes them
+        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `Whitening.fold` sets them
         self.pointer = nn.Linear(self.shape.width, CELLS)
         kinds = [PRINTED.find(unit.strip("Ġ")) + 1 if len(unit.strip("Ġ")) == 1 else 0 for unit in units]
         # (tokens,) each token's index in PRINTED, from 1; 0: the token is not one of these printed characters
@@ -133,7 +133,7 @@ class VlmModule(LightningModule):
 
     def begin_from(self, start: str) -> None:
         """Load the weights of an exported model, or of a checkpoint, which also has the auxiliary heads. With
-        `fresh_projector`, the projector is not loaded."""
+        `fresh_projector`, the projector is not loaded. Raises InputError if the sizes differ."""
         part: nn.Module = self if Path(start).is_file() else self.model
         if part is self:
             weights = read_checkpoint(Path(start))["state_dict"]
@@ -235,7 +235,7 @@ class VlmModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.options.vision_steps)
         for name, value in parts.items():
-            accuracy = name.endswith("right")  # not averaged: a process whose batch has no print would add NaN
+            accuracy = name.endswith("right")  # not averaged: a batch without printed text gives NaN
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens), sync_dist=not accuracy)
         return parts["loss"]
 
@@ -310,8 +310,8 @@ def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:
-    """Turn an answer's tokens into text, up to token `end`. units: the text of each token, byte-level; scenes are
-    ASCII."""
+    """Turn an answer's tokens into text, up to token `end`. units: the byte-level spelling of each token. Only for
+    ASCII text, which the scenes' texts are."""
     if end in tokens:
         tokens = tokens[: tokens.index(end)]
     return "".join(units[token] for token in tokens).replace("Ġ", " ").replace("Ċ", "\n").strip()

@@ -20,17 +20,17 @@ class Shape:
     """Sizes of the network. It is deep and narrow: the more layers the target has, the more time drafting saves."""
 
     image: int = 128  # pixels of a side of the square picture
-    patch: int = 16
-    vision_width: int = 192
+    patch: int = 16  # pixels of a side of a patch
+    vision_width: int = 192  # channels of the encoder's states
     vision_layers: int = 5
     vision_heads: int = 3
-    vision_ffn: int = 768
-    width: int = 160
+    vision_ffn: int = 768  # channels of the encoder's feed-forward layers
+    width: int = 160  # channels of the language model's states
     layers: int = 12
     heads: int = 4
-    head_dim: int = 40
-    ffn: int = 416
-    positions: int = 1024
+    head_dim: int = 40  # channels of a head
+    ffn: int = 416  # channels of the language model's feed-forward layers
+    positions: int = 1024  # the most tokens, image tokens included
 
     @property
     def patches(self) -> int:
@@ -236,8 +236,8 @@ class Whitening(nn.Module):
         self.first = nn.Linear(width, out)
         nn.init.orthogonal_(self.first.weight)
         nn.init.zeros_(self.first.bias)
-        self.register_buffer("middle", torch.zeros(width))
-        self.register_buffer("turn", torch.zeros(width, width))
+        self.register_buffer("middle", torch.zeros(width))  # the states' mean
+        self.register_buffer("turn", torch.zeros(width, width))  # the whitening matrix; zeros until `measure`
         self.middle: Tensor
         self.turn: Tensor
 

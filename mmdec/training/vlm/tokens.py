@@ -150,7 +150,7 @@ class Encoded:
 
 
 def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Encode all turns, in the form in which they follow `prefix`."""
+    """Encode all turns, in the form in which they follow the text of `prefix`, and find the patches of printed text."""
     tokens: list[np.ndarray] = []
     patches: list[np.ndarray] = []
     bounds: list[tuple[int, int]] = []
@@ -193,7 +193,7 @@ def patches_read(
     return np.array([NOWHERE if patch < 0 else patch for patch in read], np.uint8)
 
 
-IGNORED = -100
+IGNORED = -100  # label of positions that do not count in the loss: torch's default
 MASKED = -1e4  # added to the attention scores of tokens that must not be seen
 
 
@@ -201,7 +201,8 @@ MASKED = -1e4  # added to the attention scores of tokens that must not be seen
 class Batch:
     """A batch of B rows of L tokens, one picture in each row.
 
-    pixels: (B, 3, H, W) uint8. labels: (B, L) the next token if it is an answer's, else IGNORED.
+    pixels: (B, 3, H, W) uint8. tokens, positions: (B, L). labels: (B, L) the next token if it is an answer's, else
+        IGNORED.
     turns: (B, L) 0 for the picture's prefix, then the number of the question; -1 for padding.
     patches: (B, L) uint8, the patch that shows the next token, see `Encoded`.
     cells: (B, P, cells, labels) uint8, what each cell of each image patch shows.

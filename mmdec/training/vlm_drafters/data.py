@@ -1,4 +1,4 @@
-"""Batches for training drafters: a corpus's questions with the target's own answers."""
+"""Training data of drafters: a corpus's questions with the answers that the target gives."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
 
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that each kind of random choice has its own generator
-GROUP = 16  # so many batches of samples are sorted by answer length together, so that batches need little padding
+GROUP = 16  # number of batches whose samples are sorted by length together, so that a batch needs little padding
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class DraftData(LightningDataModule):
         self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         self.stored: Container[str] = ()  # names of samples whose features are stored: they need no input tensors
 
-    # Files are read at first use, not in `__init__`: the command line's parser hides errors of `__init__` in its own.
+    # Files are read at first use: the command line's parser hides an error of `__init__` behind an error of its own.
     @cached_property
     def prompting(self) -> Prompting:
         return Prompting(self.base)
@@ -202,8 +202,8 @@ class DraftData(LightningDataModule):
 
     @property
     def mark(self) -> str:
-        """Return the target, its dtype and the token limit, for folder names: with another of these, answers may
-        differ."""
+        """Return the part of folder names that tells apart runs whose answers may differ: the target's hash, its dtype
+        and the token limit."""
         return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
@@ -213,9 +213,8 @@ class DraftData(LightningDataModule):
         return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> ReadingStore:
-        """Open the store of the target's features, whose keys are the samples' names. needs: what is read of the
-        target.
-        half: compute in bfloat16. rank: number of this process, which has files of its own."""
+        """Open the store of the target's features, whose keys are the samples' names. needs: which features. half:
+        compute them in bfloat16. rank: number of this process, which has files of its own."""
         named = "_".join(str(layer) for layer in needs.layers)
         named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
         return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
@@ -244,7 +243,7 @@ class DraftData(LightningDataModule):
             store = self.store(locks, part)
             questions = {sample.name: sample for sample in mixed_parts(self.samples["dev"], self.samples["train"])}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
-            # Sort by expected length within groups only: if the time runs out, not only short answers are there.
+            # Sort by expected length within groups only, so that a run out of time does not have short answers only.
             size = GROUP * self.options.answer_batch
             groups = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
             missing = [sample for group in groups for sample in sorted(group, key=lambda sample: sample.words)]
@@ -262,8 +261,8 @@ class DraftData(LightningDataModule):
     def keep_features(self, needs: Needs, half: bool, part: int = 0, parts: int = 1) -> int:
         """Compute and store the features that are not stored yet; only part `part` of `parts` parts of the samples.
 
-        A training run with `keep_features` does the same batch by batch. All drafters with the same `needs` can use
-        the stored features. Returns: the number of samples that were computed.
+        A training run with the option `keep_features` does the same batch by batch. All drafters with the same `needs`
+        and `half` can use the stored features. Returns: the number of samples that were computed.
         """
         self.setup("fit")
         store = self.feature_store(needs, half, part)

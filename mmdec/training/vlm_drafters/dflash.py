@@ -126,8 +126,8 @@ class DFlashModule(DraftModule):
 
 
 def drawn_roots(lengths: Tensor, most: int) -> Tensor:
-    """Draw up to `most` roots from the columns of each answer; `lengths` (B,) says how many it has. Returns: columns
-    (B, R) int64, ascending; -1 at the end of rows with fewer roots."""
+    """Draw up to `most` roots from the columns of each answer at random. lengths: (B,) number of columns. Returns:
+    column indices (B, R) int64, ascending; -1 at the end of rows with fewer roots."""
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
     order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, : min(most, width)]

@@ -1,4 +1,4 @@
-"""Batches for training drafters of audio language models: recordings, with the target's own transcripts."""
+"""Training data for drafters of audio language models: recordings with the transcripts that the target writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmdec.training.vlm_drafters.samples import SUBSET, Inputs, Sample
 
 
 class Listening:
-    """Makes the target's inputs for a recording as `mmdec.transcribe` does, with its own processor."""
+    """Makes the target's inputs for a recording as `mmdec.transcribe` does, with the target's processor."""
 
     def __init__(self, heard: LoadedAudioLm) -> None:
         self.heard, self.tokenizer = heard, heard.tokenizer
@@ -30,7 +30,7 @@ class Listening:
 
 
 class HeardData(DraftData):
-    """A data module: recordings that the target transcribes. The corpus's own texts are not trained on.
+    """A data module: recordings, with the target's transcripts to train on instead of the corpus's.
 
     base: folder or hub id of the target, an audio language model. corpus: a folder in LibriSpeech's layout, or a
         manifest, see `read_utterances`. options: fields of `DraftDataOptions`; `frames`, `history`, `images` and `ramp`

@@ -1,8 +1,8 @@
-"""Training of a drafter that continues its target's features: what all drafter systems share.
+"""Training of a drafter that reads its target's features: what all drafter systems share.
 
 The target is frozen: no gradient passes through it, and Lightning neither saves nor moves it. One target pass over
-prompt and answer gives what all unrolled drafting steps learn. Features of samples that are used again can be stored on
-disk. Only answer tokens count in the loss.
+prompt and answer gives the inputs and training targets of all unrolled drafting steps. Features of samples that are
+used again can be stored on disk. Only answer tokens count in the loss.
 
 Validation simulates decoding. For this it needs only the rank that the drafter gives to each true next token, from
 every root. An accepted draft equals the text, so features computed along the text are those of real decoding.
@@ -144,7 +144,7 @@ class DraftOptions:
 
     network: changes to the network's configuration; by default the network is like one layer of the target.
     start: folder of a saved network to begin from.
-    half_teacher: compute the target's matrix products in bfloat16, whatever dtype its weights have.
+    half_teacher: compute the target's matrix products in bfloat16, where the device is fast in it.
     unroll: number of unrolled drafting steps: the first reads the target's features, the others the network's own.
     unroll_from: before this training step, `unroll` is 1, which is faster.
     unroll_decay: loss weight of a drafting step relative to the step before. through: let gradients flow through the
@@ -237,7 +237,7 @@ def rank_texts(
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
-        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth): for roots with so long a text
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth), by root
         ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], WIDTH).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
@@ -319,15 +319,15 @@ class DraftModule(LightningModule):
         return [reading.to(self.device) for reading in readings]
 
     def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-        """Return the network's inputs for a batch. The features of the network's layers come first in `texts`; features
-        of more layers may follow, for the loss."""
+        """Return the network's inputs for a batch. noise: see `DraftOptions`. In `texts`, the features of the layers
+        that the network reads come first; those of other layers, for the loss, may follow."""
         config = self.network.config
         size = len(config.layers) * config.target_size
         return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
 
     def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
-        """Return the batch's "loss", and its parts for logging. texts: the target's features. noise: up to noise * 512
-        / length is added to them."""
+        """Return the batch's "loss", and its parts for logging. texts: the target's features. noise: random noise of up
+        to noise * 512 / length is added to them."""
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
@@ -480,9 +480,9 @@ class DraftModule(LightningModule):
 
 
 def step_weights(counted: Tensor, depth: int) -> Tensor:
-    """Return the factor (depth,) on each drafting step's mean loss, with which all processes' tokens weigh the same,
-    see `token_weight`. counted: (B, N) bool, the answer columns that count. Step s counts columns from s on: none if
-    only other processes have answers of this length."""
+    """Return the factor (depth,) on each drafting step's mean loss, with which all processes' tokens have the same
+    weight, see `token_weight`. counted: (B, N) bool, the answer columns that count. Step s counts columns from s on;
+    there are none if this process's answers are too short."""
     return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
 
 

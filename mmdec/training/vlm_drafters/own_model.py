@@ -1,8 +1,9 @@
-"""`mmdec train drafter`: trains a drafter for a user's own model, with questions or pictures of the user.
+"""`mmdec train drafter`: trains a drafter for a user's own model, on the user's questions or pictures.
 
 The model first answers the questions, for a part of the time. Then the drafter is trained until the time is over. The
-output folder holds all of a run: `answers` and features, `checkpoints`, `recipe.yaml`, the log, and `drafter`. The same
-command continues the run: only new questions are asked, and training continues from the last checkpoint.
+output folder holds all files of the run: `answers` (with features), `checkpoints`, `recipe.yaml`, `log` and `drafter`.
+The same command continues the run: the model answers only new questions, and training continues from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ HELD_OUT = 0.1  # share of the questions that the drafter is measured on
 MOST_HELD_OUT, MOST_STEPS = 64, 100  # the most held-out questions; the most steps between two measurements
 STEPS_A_MINUTE = 4  # the most steps between two measurements for each minute of the run
 MOST_KEPT = 4e9  # the most bytes of stored features; if there are more, the model computes them again in each step
-# EAGLE-3 drafts vocabularies up to ALL_TOKENS whole; of larger ones it drafts MANY_TOKENS, or 32,000 if the model has
-# at least LARGE channels
+# EAGLE-3 can draft every token of a vocabulary of up to ALL_TOKENS. Of a larger one it can draft MANY_TOKENS tokens, or
+# 32,000 if the model has at least LARGE channels.
 ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048
 
 
@@ -46,6 +47,7 @@ ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048
 class DrafterRun:
     """Options of `mmdec train drafter`.
 
+    system: kind of the drafter, a key of `modules()`.
     model: a shipped name, a folder or a hub id. data: a file of questions, see `read_chats`, or a folder of pictures.
     output: the run's folder. minutes: time limit, answers included. images: folder of the pictures that the file names;
     None: beside the file. prompt: the question about each picture of a folder. questions: the most questions that the

@@ -5,7 +5,7 @@ python -m mmdec.training.vlm_drafters.regenerate --config recipes/vlm_drafters/s
 
 Answers are greedy and stored at once in the recipe's `kept` folder: an interrupted run can continue. Eight processes
 with eight parts can use eight GPUs. With --features, the target's features of the answers are also computed and
-stored (2 H bytes a token: for small targets).
+stored. This takes 2 bytes for each token, layer and channel, so it suits small targets only.
 """
 
 from __future__ import annotations

@@ -110,10 +110,10 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     return joined
 
 
-FORMAT = 1  # version of the samples' names: if it changes, stored answers are not found and are made anew
+FORMAT = 1  # version of the samples' names: a change makes stored answers unknown, so that they are made anew
 LONG = 20  # number of words from which the corpus's own answer counts as long
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-SUBSET = 4  # first number of the seed with which questions are chosen, so that no other draw repeats it
+SUBSET = 4  # first number of the seed for choosing questions; other random choices have other first numbers
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class Sample:
 @dataclass(frozen=True)
 class Choice:
     """Which questions to take. count: number of questions, in a random order; None: all, in the corpus's order.
-    long_share: share of these with long answers; None: any answers. One question with a long and one with a short
-    answer of each conversation come first."""
+    long_share: share of these with long answers; None: any answers. The random order begins with up to two questions of
+    each conversation, one with a long and one with a short answer."""
 
     count: int | None = None
     long_share: float | None = None
@@ -153,7 +153,7 @@ class Choice:
 @dataclass(frozen=True)
 class Questions:
     """How the rows of a corpus's list become questions. frames: number of frames taken from a video. history: the most
-    earlier turns that a question without pictures keeps. images: folder of the pictures; None: beside the list."""
+    earlier turns in the prompt of a question without pictures. images: the pictures' folder; None: beside the list."""
 
     frames: int = 8
     history: int = 2
@@ -243,8 +243,8 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
 
 
 def _questions(conversation: Conversation, root: Names, reading: Questions) -> Iterator[Sample]:
-    """Yield the questions of a conversation. A question about pictures is asked alone, another one after the turns
-    before it. root: finds the pictures. reading: how many turns and frames are kept."""
+    """Yield the questions of a conversation. If it has pictures or a video, each question is asked alone; if not, after
+    the turns before it. root: finds the pictures. reading: says how many turns and frames are used."""
     video = _frames(conversation, root, reading.frames)
     system = conversation.notes.get(SYSTEM)
     begun = () if system is None else ((SYSTEM, str(system)),)

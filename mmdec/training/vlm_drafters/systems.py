@@ -30,7 +30,7 @@ class EagleModule(DraftModule):
 
 @final
 class MsdModule(DraftModule):
-    """MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss; visual tokens enter unchanged; training has two stages.
+    """MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss; visual embeddings enter without features; two stages.
 
     The stages are the data module's `ramp`: text alone in the first half of the epochs, then more and more pictures.
     The paper's text is ShareGPT's. If a corpus has no conversations without pictures, its questions and answers are

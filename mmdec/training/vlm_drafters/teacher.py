@@ -1,6 +1,6 @@
 """The frozen target as teacher: its features, its first layer's inputs, and its greedy answers.
 
-Features, and inputs at visual tokens, can be stored on disk for samples that are used again.
+For samples that are used again, the features and the first layer's inputs at visual tokens can be stored on disk.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Reading:
 
     prompt: int  # P, number of tokens in the prompt
     answer: list[int]  # L - P + 1 tokens, the last included
-    embeds: Tensor  # (L, H), the first layer's inputs, or the embeddings of the token ids (`Needs.embeds`)
-    features: Tensor  # (L, k * H) hidden states of the k layers that the drafter reads, side by side
-    visual: Tensor  # (L,) bool, whether the column is of a picture, a video or a sound
+    embeds: Tensor  # (L, H), the first layer's inputs if `Needs.embeds` is set, else the token ids' embeddings
+    features: Tensor  # (L, k * H) hidden states of the k layers in `Needs.layers`, side by side
+    visual: Tensor  # (L,) bool, whether the column belongs to a picture, a video or a sound
     positions: Tensor | None = None  # (3, L) int64, only of a target whose positions have three axes
 
     def to(self, device: torch.device) -> Reading:
@@ -86,7 +86,7 @@ class Teacher:
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
-        """Weight (V, H) and bias of the LM head."""
+        """Return the weight (V, H) and the bias (V,), or None, of the LM head."""
         output: Any = self.model.get_output_embeddings()
         return output.weight, getattr(output, "bias", None)
 
@@ -110,9 +110,9 @@ class Teacher:
     ) -> list[Reading]:
         """Compute the features of a batch of texts in one pass; each prompt is a batch of one.
 
-        The same code of the target is used in decoding, so a network is trained on what it reads there.
+        Decoding uses the same code of the target, so a network reads the same features in training and in decoding.
 
-        needs: the layers whose features are read, and whether visual tokens have their projected embeddings. half:
+        needs: the layers whose features are returned, and whether visual tokens have their projected embeddings. half:
             compute matrix products in bfloat16, if the device is fast in it.
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
@@ -156,7 +156,8 @@ class Teacher:
 
 
 def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a vision-language or language model of transformers, from a folder or the hub's cache."""
+    """Load a vision-language or language model of transformers, by folder or hub id. Raises InputError if transformers
+    has no configuration for `base`."""
     try:
         config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
@@ -170,12 +171,12 @@ WRITERS = 1000  # the most runs that write to one folder at a time, and the most
 
 
 class ReadingStore:
-    """Stores features on disk by sample name: 2 H bytes for each token and layer, and as many for each visual token
-    whose projected embedding is read."""
+    """Stores features on disk by sample name: 2 H bytes for each token and layer and, if `needs.embeds`, 2 H bytes for
+    the projected embedding of each visual token."""
 
     def __init__(self, folder: Path, teacher: Teacher, needs: Needs, half: bool, rank: int = 0) -> None:
-        """needs: what is read of the target. half: compute it in bfloat16, see `Teacher.read`. rank: number of this
-        process: processes and runs that write at the same time have separate files."""
+        """needs: which features to store. half: compute them in bfloat16, see `Teacher.read`. rank: number of this
+        process; processes and runs that write at the same time have separate files."""
         size = teacher.config.hidden_size
         self.teacher, self.needs, self.half = teacher, needs, half
         self.locks = ExitStack()
@@ -202,8 +203,8 @@ class ReadingStore:
         return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
 
     def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
-        """Store (tokens, reading) by name. Returns the readings rounded to half precision, as `get` will return them,
-        so that a resumed run is the same."""
+        """Store (token ids, features) by sample name. Returns the features rounded to half precision, as `get` will
+        return them: a resumed run, which reads stored features, then computes the same numbers."""
         rounded = {}
         for name, (_, reading) in readings.items():
             embeds = reading.embeds.float().clone()

@@ -1,4 +1,4 @@
-"""Unrolls drafting over a batch of texts: the prompts are read once, then the answers' columns in several steps.
+"""Unrolls drafting over a batch of texts: one pass over the prompts, then several drafting steps over the answers.
 
 Column c of an answer reads token c and the target's feature of the token before. It predicts the feature of token c,
 from which the LM head predicts token c + 1. Column 0 is the root right after the prompt. Step 0 reads the target's
@@ -32,7 +32,7 @@ class Columns:
     """The network's inputs for a batch: B prompts of up to M columns, and B answers of up to N columns, padded on the
     right. prompt_mask (B, M), mask (B, N): False at padding."""
 
-    states: Tensor  # (B, M, H) the first layer's inputs at the prompts' columns
+    states: Tensor  # (B, M, H) inputs of the network's first layer at the prompts' columns
     prompt_positions: Tensor  # (B, M); (3, B, M) for a network that follows three axes of positions
     prompt_mask: Tensor
     carry: Tensor | None  # (B, 1, H) a vector of each prompt that all later columns read, as in ViSpec
@@ -157,7 +157,8 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
-    """Stack the vector of each prompt that later columns read to (B, 1, ...); zeros for prompts without one."""
+    """Stack the prompts' vectors that later columns read, (B, 1, ...); zeros for a prompt without one. Returns None if
+    no prompt has one."""
     first = next((carry for carry in carries if carry is not None), None)
     if first is None:
         return None

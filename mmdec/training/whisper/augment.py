@@ -86,7 +86,7 @@ def _global_seed(seed: int) -> Iterator[None]:
     that draw meanwhile get numbers that follow from `seed`.
     """
     with _lock:
-        before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # all it draws from
+        before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # what audiomentations uses
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002 # the same
         try:
@@ -115,7 +115,7 @@ def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generato
 
 def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
     """Make `count` samples of noise without speech, (count,), from -1 to 1. audiomentations can only add noise to a
-    sound: here it is a constant, which is then subtracted."""
+    sound, so it adds noise to a constant, which is then subtracted."""
     constant = np.ones(count, np.float32)
     noise = add_coloured_noise(constant, 0.0, draw) - constant
     return noise / max(float(np.abs(noise).max()), 1e-9)

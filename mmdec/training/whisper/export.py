@@ -32,10 +32,12 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
 def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, alignment: Sequence[Sequence[int]] | None = None
 ) -> Path:
-    """Write the model in half precision to `out`, and the heads that were trained with it to `out`/medusa, in one step.
+    """Write the model in half precision to `out`, and the heads that were trained with it to `out`/medusa. If writing
+    fails, an existing folder stays as it was.
 
-    alignment: (layer, head) pairs whose cross-attention follows the sound, for word timestamps.
-    Raises InputError if `out` has a model card, because the card would describe other weights.
+    checkpoints: their weights are averaged. alignment: (layer, head) pairs whose cross-attention follows the sound, for
+        word timestamps.
+    Raises InputError if `out` has a model card and other weights, because the card would then be wrong.
     """
     module, step = load_module(checkpoints)
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)

@@ -65,14 +65,14 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
     """Let each head of a new encoder attend to positions at a fixed small distance, as a convolution does.
 
     Position embeddings are sinusoids. If query and key read the same frequencies, and one of them is rotated, they
-    match where their positions differ by this rotation. Training then adds content. From random weights, most of the
-    training time would go into learning to attend locally.
+    match where their positions differ by this rotation. Training then adds attention to content. From random weights,
+    most of the training time would go into learning to attend locally.
     """
     encoder: Any = model.model.encoder  # torch's types allow a tensor here, too
     width, heads = model.config.d_model, model.config.encoder_attention_heads
     half, size = width // 2, width // heads
     pairs = min(size // 2, half)
-    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # highest of Whisper's frequencies
+    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # of Whisper's sinusoids, the fastest
     for depth, layer in enumerate(encoder.layers):
         query: Tensor = layer.self_attn.q_proj.weight
         key: Tensor = layer.self_attn.k_proj.weight
@@ -91,22 +91,22 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
 
 
 STATE_SECONDS = 0.02  # seconds of sound between two encoder states
-PARTS = (100, 250)  # encoder positions of the shortest and the longest part, if a step reads windows in parts
+PARTS = (100, 250)  # if a step encodes windows in parts, a part has at least 100 encoder positions, and fewer than 250
 
 
 @dataclass(frozen=True)
 class Shape:
     """Sizes of the network."""
 
-    width: int = 160
+    width: int = 160  # channels of the states
     attention_heads: int = 5
     encoder_layers: int = 3
-    encoder_ffn: int = 640
+    encoder_ffn: int = 640  # channels of the encoder's feed-forward layers
     decoder_layers: int = 8
-    decoder_ffn: int = 320
-    mels: int = 80
-    source_positions: int = 1500
-    target_positions: int = 448
+    decoder_ffn: int = 320  # channels of the decoder's feed-forward layers
+    mels: int = 80  # mel bands
+    source_positions: int = 1500  # the most encoder states, 20 ms each
+    target_positions: int = 448  # the most decoder tokens
     dropout: float = 0.0
 
 
@@ -118,7 +118,8 @@ class WhisperOptions:
         less time. In the other steps the encoder learns to read whole windows.
     ahead: number of heads, of which head k predicts the k-th token after the next one. `ahead_drawn` of them are
         trained in each step.
-    guided: (layer, head) pairs of cross-attention that L_guide trains.
+    guided: (layer, head) pairs of cross-attention that L_guide trains. ..._weight: see `WhisperModule`.
+    warmup, decay_from, decay_steps: in training steps, see `Schedule`.
     start: folder of an exported model, with its heads, to begin from. The CTC layer is new, because exported models do
         not have it.
     """
@@ -143,9 +144,9 @@ class WhisperOptions:
 class WhisperModule(LightningModule):
     """Trains a small Whisper with the loss L_next + ctc_weight L_CTC + ahead_weight L_ahead + guide_weight L_guide.
 
-    L_ahead: mean over heads k of 0.8^k times the loss of the k-th token after the next one. L_guide trains the
-    cross-attention heads `guided`, (layer, head) pairs, to attend within `guide_seconds` of the time when the next
-    token is spoken. The decoder then learns early where to look, and word timestamps later use these heads.
+    L_ahead: mean over heads k, with weights 0.8^k, of the loss of the k-th token after the next one. L_guide trains
+    the cross-attention heads `guided`, (layer, head) pairs, to attend within `guide_seconds` of the time when the next
+    token is spoken. The decoder then learns early where to look. Word timestamps later use these heads.
 
     units: the tokens, ordered by id. options: fields of `WhisperOptions`. All randomness of a step follows from (seed,
         epoch, step).
@@ -177,7 +178,7 @@ class WhisperModule(LightningModule):
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def begin_from(self, folder: Path) -> None:
-        """Load the weights of the exported model in `folder`, and of its heads."""
+        """Load the weights of the exported model in `folder`, and of its heads. Raises InputError if sizes differ."""
         model = read_model(folder)
         heads = load_heads(folder / HEADS, model).heads
         for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
@@ -209,7 +210,8 @@ class WhisperModule(LightningModule):
         return encoder.layer_norm(x).reshape(rows, -1, width)[:, :columns]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the batch's "loss", which is the weighted sum of its parts, and the parts by name."""
+        """Return the batch's "loss", which is the weighted sum of the losses, and by name each loss and the accuracies
+        ("right": of the next token)."""
         part = 0
         if self.training and torch.rand(()) < self.options.parted:
             part = int(torch.randint(*PARTS, ()))
@@ -236,7 +238,7 @@ class WhisperModule(LightningModule):
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
         """Return -log of the guided heads' attention to positions near the time when the next token is spoken, the mean
         over heads and tokens. inputs: the queries' inputs (B, L, H) by layer. states: (B, S, H), the encoder's.
-        times: (B, L) in seconds."""
+        times: (B, L) in seconds; negative where unknown."""
         timed = times >= 0
         weight = token_weight(timed.sum())
         if not bool(timed.any()):
@@ -310,7 +312,8 @@ class WhisperModule(LightningModule):
 
 @contextmanager
 def watched(model: WhisperForConditionalGeneration, layers: Iterable[int]) -> Iterator[dict[int, Tensor]]:
-    """Record the queries' inputs (B, L, H) in the cross-attention of decoder layers, by layer, within the block."""
+    """Within the block, record the inputs (B, L, H) of the decoder layers' cross-attention, from which it computes its
+    queries. Yields a dict from layer index to the inputs of the last forward pass."""
     decoder: Any = model.model.decoder  # torch's types allow a tensor here, too
     inputs: dict[int, Tensor] = {}
 

@@ -56,7 +56,7 @@ class Batch:
 
     features: Tensor  # (B, mels, F) log mel spectrograms
     tokens: Tensor  # (B, L) the decoder's input tokens
-    labels: Tensor  # (B, L) the token that follows each input, -100 where the loss counts none
+    labels: Tensor  # (B, L) the token that follows each input; -100 where no loss is computed
     letters: Tensor  # (B, C) the text for CTC, as indices from 1 into `LETTERS`, padded with 0
     letter_lengths: Tensor  # (B,) number of letters of each window; 0 where the text is unknown
     times: Tensor  # (B, L) about when each label is spoken, in seconds of the window; -1 where unknown
@@ -76,10 +76,10 @@ class Window:
 class Composed:
     """A window's sound and its target tokens."""
 
-    rows: tuple[int, ...]  # of the window
+    rows: tuple[int, ...]  # indices of the window's utterances
     sound: np.ndarray  # (T,) samples at 16 kHz
     tokens: list[int]  # the decoder's inputs
-    labels: list[int]
+    labels: list[int]  # the token that follows each input; -100 where no loss is computed
     times: list[float]  # about when each label is spoken, in seconds of the window; -1 if unknown
     heard: str  # the text that is spoken in the window; "" if unknown
 
@@ -156,7 +156,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
         samples = speed_perturb(utterances[row].samples().numpy(), pace)
-        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # shorter, if the first one only fits so
+        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # shortened if the first sound would not fit
         left = limit - at - gap
         full = len(samples) > left
         if full and not (cut and spoken and left > 0.3 * len(samples)):
@@ -243,7 +243,7 @@ def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[tuple[int, ...], 
 
 
 def collate(items: Sequence[Composed], end: int) -> Batch:
-    """Make a batch of windows. Sounds are padded with silence, tokens with `end`, the token that ends a text."""
+    """Make a batch of windows. Sounds are padded with silence, input tokens with `end`, the end-of-text token."""
     longest, text = max(len(item.sound) for item in items), max(len(item.tokens) for item in items)
     longest += -longest % (2 * HOP)
     sounds = torch.zeros(len(items), longest)
@@ -296,7 +296,7 @@ class WindowOptions:
 
     train_split: one split or several. pieces: number of pieces of the tokenizer if it is learned.
     batch_seconds: seconds of sound in one process's batch.
-    lengths: (epoch, seconds) pairs: from this epoch on, windows have at most this length.
+    lengths: (epoch, seconds) pairs: from this epoch on, windows have at most about this length of sound.
     whole: share of the batches that are padded to 30 s.
     longer: below 1, long windows are drawn more often than short ones; above 1, less often.
     max_bad_share, allow_absolute_paths: see `Admission`.
@@ -420,7 +420,7 @@ def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
 def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
     """Build an English tokenizer in Whisper's format: byte-level pieces learned from `texts`, then Whisper's special
     tokens in their order, then the timestamps of a 30 s window (Radford et al. 2022, section 2.3).
-    pieces: their number, 256 bytes included."""
+    pieces: number of byte-level pieces, the 256 bytes included."""
     learner = ByteLevelBPETokenizer()
     learner.train_from_iterator(
         (f" {text}" for text in texts), vocab_size=max(pieces, 256), min_frequency=2, show_progress=False

@@ -1,4 +1,4 @@
-"""Sound in and out, and the features on their frame grids."""
+"""Tests reading and writing sound, and the frames of features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sound that arrives in pieces: the same windows whatever the pieces, nothing of silence and noise, cuts in pauses."""
+"""Tests sound that arrives in pieces: windows do not depend on the pieces, are cut at pauses, and leave out silence and
+noise."""
 
 from __future__ import annotations
 

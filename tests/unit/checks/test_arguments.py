@@ -1,4 +1,4 @@
-"""Odd arguments that people pass: each is one clear error, whichever call it is passed to."""
+"""Tests invalid arguments: each gives one clear error, the same in every call."""
 
 from __future__ import annotations
 

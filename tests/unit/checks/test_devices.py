@@ -1,4 +1,4 @@
-"""Devices and dtypes that people name."""
+"""Tests the checks of devices and dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that people name: what is opened, what is read of it, what is written, and how each hindrance is called."""
+"""Tests reading and writing of files: which are opened, how much is read, and the error message of each problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model folders that are damaged, or that point elsewhere: one InputError each, before anything is computed."""
+"""Tests model folders that are damaged or link to other places: each gives an InputError before any computation."""
 
 from __future__ import annotations
 

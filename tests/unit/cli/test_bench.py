@@ -1,4 +1,4 @@
-"""`mmdec bench`: where reports go, what is refused before anything is measured, all in turn with a limit each."""
+"""Tests `mmdec bench`: destinations of reports, arguments that are refused before measuring, and `bench all`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: many files, one bad one, JSON, exit codes, and nothing heavy before it is needed."""
+"""Tests the command line: many files, a bad file, JSON, exit codes, and that slow imports happen only when needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmdec describe`, `mmdec eval vlm`, `mmdec bench vlm`: what is printed and written, and what becomes of bad files."""
+"""Tests `mmdec describe`, `mmdec eval vlm` and `mmdec bench vlm`: printed and written output, and bad files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmdec info` says what is there, and of each kernel whether it runs or why it does not."""
+"""Tests `mmdec info`: versions and devices, and for each kernel whether it runs or why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--compare`: both ways are run in turn, what is said of them, and the exit code where a text differs."""
+"""Tests `--compare`: runs with and without drafts in turn, the printed result, and the exit code if texts differ."""
 
 from __future__ import annotations
 

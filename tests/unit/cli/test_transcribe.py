@@ -1,4 +1,4 @@
-"""`mmdec transcribe`: what is printed and written, in which form, and what becomes of bad files."""
+"""Tests `mmdec transcribe`: printed and written output in each format, and bad files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audition of the voices: which ones are heard, and the table of what is understood."""
+"""Tests the comparison of synthetic voices: which voices are tested, and the table of recognition results."""
 
 from __future__ import annotations
 

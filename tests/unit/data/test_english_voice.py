@@ -1,4 +1,4 @@
-"""English sound and spelling: which sentences are recorded, going on after a kill, words and rules of the lexicon."""
+"""Tests the English voice's data: the choice of sentences, continuing after a kill, words and rules of the lexicon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Everyday English: frames and words fit each other, splits are the text's own, and no tested phrase is trained on."""
+"""Tests everyday English sentences: frames fit their words, the split depends on the text alone, and no test sentence
+is in the training data."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Speech that is no French: the plan's splits share no language and no voice, and what is read resumes after a kill."""
+"""Tests the corpus of speech in other languages: splits share no language or voice, and a killed run can continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn scenes: what is said of them holds, splits share nothing, one seed gives the same files, wording varies."""
+"""Tests drawn scenes: their texts are true, splits share nothing, a seed gives the same files, and wording varies."""
 
 from __future__ import annotations
 

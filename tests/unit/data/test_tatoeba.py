@@ -1,4 +1,4 @@
-"""Tatoeba's pairs: cleaned, grouped by shared sentences, split by a hash of the group, said in common words."""
+"""Tests Tatoeba's pairs: cleaned, grouped by shared sentences, split by a hash of the group, without rare words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often nodes are accepted: of chains, of chains that end early, of trees."""
+"""Tests the estimates of acceptance, for chains, chains that end early, and trees."""
 
 from __future__ import annotations
 

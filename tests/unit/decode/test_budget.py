@@ -1,4 +1,4 @@
-"""The budget, on simulated targets and drafters with noisy clocks."""
+"""Tests the budget on simulated targets and drafters with noisy times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curve of costs: monotone, believed with enough timings, careful beyond what was timed."""
+"""Tests the cost curve: it is monotone, needs enough timings, and extrapolates carefully."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget on chains that end where the drafter is not sure, simulated with noisy clocks."""
+"""Tests the budget on chains that end when the drafter is unsure, in simulations with noisy times."""
 
 from __future__ import annotations
 

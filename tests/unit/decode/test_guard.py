@@ -1,4 +1,4 @@
-"""The guard: what it cuts from a draft, and that a drafter which fails is never asked again."""
+"""Tests the guard: it cuts invalid parts off a draft, and does not call a drafter again that has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop on a toy: its rounds, what each says of itself, rows that leave, and how it is left."""
+"""Tests the decoding loop on a toy target: its rounds and their records, rows that end, and early exits."""
 
 from __future__ import annotations
 

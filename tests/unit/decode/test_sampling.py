@@ -1,4 +1,4 @@
-"""Text: ids as the plain loop would hold them, processors of each row, and where a row ends."""
+"""Tests `Sequences`: ids as in plain decoding, each row's logits processors, and the ends of rows."""
 
 from __future__ import annotations
 

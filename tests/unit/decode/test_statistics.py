@@ -1,4 +1,4 @@
-"""What runs learn: where it lies, whose it is, and that it outlives the process unharmed."""
+"""Tests the statistics that runs learn: their file, their keys, and that they are saved safely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `print` shows of a result: three lines. `repr` shows its fields."""
+"""Tests a result's `str`, which has three lines, and its `repr`, which shows the fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts: their shapes, where they end, and what each rule makes of a small tree."""
+"""Tests verdicts: their shapes, their ends, and each rule's verdict on a small tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one stopwatch, and the split of a round's seconds."""
+"""Tests the stopwatch, and the split of a round's seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Work in the background: it reports in order, its errors are sentences, and it ends when nobody waits for it."""
+"""Tests the demo's background work: its reports are in order, its errors are sentences, and it ends when the visitor
+has gone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The page builds without a server; its tabs' work answers samples, and says of a malformed file one sentence.
+"""Tests the demo without a server: the page builds, its tabs process the samples, and a bad file gives a sentence.
 
-It runs in processes of its own: Gradio leaves event loops open, which here would be errors.
+The tests run in separate processes, because Gradio leaves event loops open, which pytest would report as errors.
 """
 
 from __future__ import annotations

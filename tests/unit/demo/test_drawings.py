@@ -1,4 +1,4 @@
-"""The graph and the kept visual tokens as SVG, words with their times."""
+"""Tests the demo's drawings: the graph and the overlay of visual tokens as SVG, and words with their times."""
 
 from __future__ import annotations
 

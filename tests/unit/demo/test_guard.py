@@ -1,4 +1,4 @@
-"""What the guard lets through, over ASGI and without a server."""
+"""Tests which requests the demo's guard accepts, over ASGI and without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The race's HTML: its pace, its lanes, and text that could be taken for markup."""
+"""Tests the race's HTML: its pace, its lanes, and the escaping of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences for people, tokens as pieces of text, and the samples of the page."""
+"""Tests the demo's error sentences, the text of tokens, and the page's samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains of a draft network: a token at a time or level by level, to their end or while the drafter is sure."""
+"""Tests chains of a draft network: drafted token by token or as tree levels, at full length or until it is unsure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CTC drafts: the alignment against all paths, what is heard after it, timestamps, files."""
+"""Tests CTC drafts: the alignment against all paths, the draft after it, timestamps, files."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""DFlash: every draft against one recomputed from scratch, texts that stay the target's, pictures, chats."""
+"""Tests DFlash: each draft equals one recomputed from scratch, and texts equal plain decoding, also with pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 and P-EAGLE: every draft against one recomputed from scratch, and texts that stay the target's."""
+"""Tests EAGLE-3 and P-EAGLE: each draft equals one recomputed from scratch, and texts equal plain decoding."""
 
 from __future__ import annotations
 

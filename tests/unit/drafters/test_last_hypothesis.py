@@ -1,4 +1,4 @@
-"""A last hypothesis is drafted from where the new text is in it, and changes no text."""
+"""Tests drafts from the last hypothesis of live text: they begin at the right place in it, and change no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""MSD over pictures, in both layouts: what a run's rounds and turns add up to is what one pass over all of it gives."""
+"""Tests MSD with pictures, in both layouts: rounds and turns with a cache give the same as one pass over the whole
+text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Native heads: transformers' own generation drafts the same first tokens, and every text stays the model's."""
+"""Tests a model's native multi-token heads: they draft the same first tokens as in transformers' generation, and
+change no text."""
 
 from __future__ import annotations
 

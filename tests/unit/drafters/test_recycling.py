@@ -1,4 +1,4 @@
-"""Token Recycling: its tree, its matrix, and what it takes from which nodes."""
+"""Tests Token Recycling: its tree, its matrix, and the matrix's updates from scored nodes."""
 
 from __future__ import annotations
 

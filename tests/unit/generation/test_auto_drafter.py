@@ -1,4 +1,4 @@
-"""drafter="auto": what a model's folder holds, what is shipped for its weights in any dtype, else "lookup"."""
+"""Tests drafter="auto": the drafter in the model's folder, else the one shipped for its weights, else "lookup"."""
 
 from __future__ import annotations
 

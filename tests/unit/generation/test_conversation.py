@@ -1,4 +1,4 @@
-"""A drafter's memory goes on with the conversation, and only with it."""
+"""Tests that a drafter's memory continues in the same chat, and in no other."""
 
 from __future__ import annotations
 

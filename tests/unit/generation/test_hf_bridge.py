@@ -1,4 +1,4 @@
-"""Processors of transformers that the core applies to all nodes of a draft at once."""
+"""Tests transformers' logits processors that the core applies to all nodes of a draft at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use a model at once: whatever call it comes from, and however it is left."""
+"""Tests the lock of a model: which calls may use a model at the same time, and that it is freed however a call ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmdec.register` makes "mmdec_tree" known; `import mmdec` loads neither torch nor transformers."""
+"""Tests `mmdec.register`, which adds "mmdec_tree" to transformers, and that `import mmdec` does not import torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a call sets up, it sets up once: the target's checks are a good part of a short answer."""
+"""Tests that repeated calls do not repeat the set-up: the target's checks would take much of a short answer's time."""
 
 from __future__ import annotations
 

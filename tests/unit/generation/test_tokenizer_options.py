@@ -1,4 +1,4 @@
-"""Options of `generate` that need a tokenizer, which transformers drops on the way to another's loop."""
+"""Tests options of `generate` that need a tokenizer, which transformers does not pass to `custom_generate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' AutoModel reads and writes mmdec's own folders; nothing of them is a pickle or runs code."""
+"""Tests that transformers' AutoModel loads and saves mmdec's folders, without pickles and without remote code."""
 
 from __future__ import annotations
 

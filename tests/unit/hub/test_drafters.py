@@ -1,4 +1,4 @@
-"""Draft networks on disk: written in one step, for their own model, and one clear error for anything else."""
+"""Tests folders of draft networks: they are written in one step, and a wrong model or folder gives one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Drafters written for other engines: what each layout says, what it cannot say, and the way back."""
+"""Tests the export of drafters for other engines: the content of each layout, drafters that it cannot express, and
+loading the export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published DASpeech checkpoints: names, shapes, forward against a naive reading, folders, refusals."""
+"""Tests published DASpeech checkpoints: names, shapes, outputs against a simple reference, folders, refusals."""
 
 from __future__ import annotations
 

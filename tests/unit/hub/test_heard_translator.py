@@ -1,4 +1,5 @@
-"""The folder of a translator that hears: 8 bits a row, the same bytes again, and one clear sentence for each damage."""
+"""Tests the folder of a translator with a Whisper's encoder: weights in 8 bits, saving again gives the same bytes, and
+each damage gives one clear error."""
 
 from __future__ import annotations
 

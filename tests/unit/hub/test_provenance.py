@@ -1,4 +1,4 @@
-"""What is written of a machine holds none of its folders."""
+"""Tests that a provenance does not contain folder names of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published draft networks: their real names, small shapes, and a naive reading of what they compute."""
+"""Tests published draft networks: their real tensor names, small sizes, and outputs against a simple reference."""
 
 from __future__ import annotations
 

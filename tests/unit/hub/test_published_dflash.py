@@ -1,4 +1,4 @@
-"""DFlash as it is published: z-lab's layout, speculators', and transformers' own class with its own generation."""
+"""Tests published DFlash networks: z-lab's layout, speculators' layout, and transformers' class and generation."""
 
 from __future__ import annotations
 

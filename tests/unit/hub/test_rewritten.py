@@ -1,4 +1,4 @@
-"""What is loaded once is loaded again when its folder is rewritten, and then the old one is let go."""
+"""Tests that a cached model is loaded again when its folder has been rewritten, and that the old one is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A smaller model as a drafter, given as an object or as a folder, with the same tokenizer or another."""
+"""Tests a smaller model as a drafter, given as an object or as a folder, with the same tokenizer or another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a picture is from those of training: Mahalanobis' distance to the nearest kind, its file, its faults."""
+"""Tests the distance of a picture from those of training (Mahalanobis' distance to the nearest kind), and its file."""
 
 from __future__ import annotations
 

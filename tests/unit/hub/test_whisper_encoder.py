@@ -1,4 +1,4 @@
-"""The encoder of a Whisper by its folder: the model's own states; other models and damaged ones are refused."""
+"""Tests loading a Whisper's encoder alone: it gives the model's states; other or damaged models are refused."""
 
 from __future__ import annotations
 

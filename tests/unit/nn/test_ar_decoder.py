@@ -1,4 +1,4 @@
-"""The autoregressive decoder: its cache, its batches, greedy and beam search against searches written naively."""
+"""Tests the autoregressive decoder: its cache, its batches, and greedy and beam search against simple references."""
 
 import itertools
 

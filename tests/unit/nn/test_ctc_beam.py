@@ -1,4 +1,4 @@
-"""The beam search over a CTC head's frames: the packed n-gram is the one it was made of, and spelling follows it."""
+"""Tests the beam search over a CTC head's frames: the packed n-gram equals the original, and it guides the spelling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph decoder: links that are probabilities, padding that does not matter, its options, the paper's sizes."""
+"""Tests the graph decoder: its links are probabilities, padding has no effect, its options, the paper's sizes."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""EAGLE's network against transformers' own layer, a naive reference and itself in other ways to run."""
+"""Tests EAGLE's network against transformers' layer, against a simple reference, and run in several ways."""
 
 from __future__ import annotations
 

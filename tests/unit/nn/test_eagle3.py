@@ -1,4 +1,4 @@
-"""EAGLE-3's network against a naive reading of what is published, for every option, in float64."""
+"""Tests EAGLE-3's network against a simple reference for published networks, for every option, in float64."""
 
 from __future__ import annotations
 

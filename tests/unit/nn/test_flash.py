@@ -1,5 +1,5 @@
-"""FLASH's network: fusion, compressed prompts, slots and refiners, by hand and against loops. What its drafter makes of
-them is in tests/unit/drafters/test_shortening.py."""
+"""Tests FLASH's network: fusion, compressed prompts, slots and refiners, against hand-computed values and loops.
+tests/unit/drafters/test_shortening.py tests its drafter."""
 
 from __future__ import annotations
 

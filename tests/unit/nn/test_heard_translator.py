@@ -1,4 +1,5 @@
-"""From sound to what the decoders read: the parts in their order, rows independent of their batch."""
+"""Tests the translator with a Whisper's encoder up to its decoders' input: the order of its parts, and that rows do not
+depend on their batch."""
 
 from __future__ import annotations
 

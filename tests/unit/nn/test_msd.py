@@ -1,4 +1,4 @@
-"""MSD's switch between visual and text columns, on short texts whose columns are told apart by eye."""
+"""Tests MSD's switch between visual and text columns, on short texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The reader: rows independent of their batch, doubts as expected embeddings, states added, both decoders behind it."""
+"""Tests the reader: rows do not depend on their batch, uncertain pieces become expected embeddings, encoder states are
+added, and both decoders run on its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in 8 bits a row: small errors, the rest untouched, damage named."""
+"""Tests weights in 8 bits with a scale for each row: small errors, other tensors unchanged, damaged files refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SpecVLM's gate and elastic compressor: hand-computed gradients, naive references, prompts against training rows."""
+"""Tests SpecVLM's gate and elastic compressor: hand-computed gradients, simple references, prompts against training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout from a pool: right in the mean and the rate, repeatable by seed, silent outside training."""
+"""Tests dropout from a pool of masks: its mean and rate are right, a seed repeats it, and evaluation has none."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""ViSpec's network against a naive reading of the published one, and by hand."""
+"""Tests ViSpec's network against a simple reference for the published one, and against hand-computed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The voice for any text: as the acoustic model of training, whatever padding holds."""
+"""Tests the voice for any text: it equals the acoustic model of training, for any content of the padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast DAG operations beside the naive ones, and at the edges of what they accept."""
+"""Compares the fast DAG operations with simple ones, also for extreme and invalid inputs."""
 
 import pytest
 import torch

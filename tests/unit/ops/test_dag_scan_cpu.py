@@ -1,4 +1,5 @@
-"""The scan by vertices beside the log-space pass: across blocks, changes of units, and what no unit holds."""
+"""Compares the DAG's scan by vertices with the log-space pass: over several blocks, with rescaling, and with values
+outside the range of a scale."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Products with half-precision copies of weights."""
+"""Tests matrix products with half-precision copies of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels start on the GPU that holds their tensors."""
+"""Tests that kernels are launched on the GPU of their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kv_gather, as on CPUs and as on GPUs, against moving one column after the other into a copy."""
+"""Compares kv_gather, as on CPUs and as on GPUs, with a loop that moves one column after the other into a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""oneDNN's products beside torch's own, and where they are not taken."""
+"""Compares oneDNN's matrix products with torch's, and tests when they are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator against its plain reference, and its place in transformers' registries."""
+"""Tests tree attention against its plain reference, and its entry in transformers' registries."""
 
 from __future__ import annotations
 

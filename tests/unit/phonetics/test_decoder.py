@@ -1,4 +1,5 @@
-"""Words from phones: the language model, approximate matching, and the search, each against something simpler."""
+"""Tests the decoder from phones to words: the language model, approximate matching and search, each against a simple
+reference."""
 
 from __future__ import annotations
 

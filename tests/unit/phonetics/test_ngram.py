@@ -1,4 +1,4 @@
-"""Our n-gram model against KenLM's reading of the same file, where KenLM can be built."""
+"""Compares the n-gram model with KenLM on the same file, if KenLM can be built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of words: what is heard of a text, special pieces first, files."""
+"""Tests pieces of words: the text without case and punctuation, special pieces first, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Spelling: figures and signs as words, words as listed, inflected, joined or read by rules; odd text."""
+"""Tests pronunciation of written text: numbers and signs as words; words by lexicon, inflection, parts or rules; odd
+text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever one file of a list does, the others are translated or transcribed, and it alone is named."""
+"""Tests lists with bad files: the others are translated or transcribed, and only the bad ones are reported."""
 
 from __future__ import annotations
 

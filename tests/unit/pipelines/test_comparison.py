@@ -1,4 +1,4 @@
-"""Two times in words."""
+"""Tests the sentence that compares two times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Confidence: its evidence, its file, its refusals, and what it says of speech and of noise."""
+"""Tests confidence: its evidence, its file, refused outputs, and its values for speech and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input: each kind either works or raises one clear error of mmdec's own."""
+"""Tests bad sound inputs: each kind either works or raises one clear mmdec error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmdec.load` and `mmdec.load_drafter` by name, directory and hub id; what is missing says how to get it."""
+"""Tests `mmdec.load` and `mmdec.load_drafter` by name, directory and hub id, and the errors for missing models."""
 
 from __future__ import annotations
 

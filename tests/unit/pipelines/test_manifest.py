@@ -1,4 +1,4 @@
-"""Lists of many inputs: what a row may be, and what becomes of those that are bad."""
+"""Tests lists of many inputs: valid rows, and errors for bad ones."""
 
 from __future__ import annotations
 

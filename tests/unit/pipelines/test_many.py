@@ -1,4 +1,4 @@
-"""Many rows in parts: each once, whoever does them and wherever a process dies."""
+"""Tests processing of many rows in parts: each row is processed once, with any engine, also if a process is killed."""
 
 from __future__ import annotations
 

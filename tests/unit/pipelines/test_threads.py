@@ -1,4 +1,4 @@
-"""torch's threads are those of the call within it, and those of before behind it; how many, the machine says."""
+"""Tests the number of torch's threads: a call sets it and restores it after; the default depends on the machine."""
 
 from __future__ import annotations
 

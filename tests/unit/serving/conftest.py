@@ -1,4 +1,4 @@
-"""Tiny models, loaded once for all tests of the server."""
+"""Fixtures: tiny models, loaded once for all tests of the server."""
 
 from __future__ import annotations
 

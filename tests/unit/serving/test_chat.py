@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the answers of the public call, whole and streamed, and what is refused."""
+"""Tests `/v1/chat/completions`: answers equal those of the public call, whole and streamed; and refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many rows by Ray, where it is installed: a worker and the driver are killed, and every row is there once."""
+"""Tests many rows with Ray, if it is installed: a worker and the driver are killed, and each row is processed once."""
 
 from __future__ import annotations
 

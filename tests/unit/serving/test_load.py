@@ -1,4 +1,4 @@
-"""32 clients, a third of them bad: nothing is lost or wrong, no answer is another's."""
+"""Tests a server with 32 clients, of which a third misbehave: the others get their right answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""OpenAI's own client against the server. It is not among the packages of the tests: where it is missing, these are
-skipped."""
+"""Tests the server with OpenAI's client. Without this package, which the tests do not install, they are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/realtime`: the final texts are those of the public call, and a client's faults do not end the session."""
+"""Tests `/v1/realtime`: final texts equal those of the public call, and a client's errors do not end the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door: tokens, sizes, times, too many; clients that hang up; an end that loses nothing; counters."""
+"""Tests the server: access tokens, limits of size, time and number; clients that disconnect; shutdown; counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoints of sound: each format, the same text as the public call, streams, refusals."""
+"""Tests the endpoints for sound: each format, the same text as the public call, streams, refusals."""
 
 from __future__ import annotations
 

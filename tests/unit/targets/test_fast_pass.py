@@ -1,4 +1,4 @@
-"""The fast pass: when it is used, whose memory a run has, what a rolled-back draft leaves."""
+"""Tests the fast pass: when it is used, that runs do not share memory, and that rejected drafts leave no trace."""
 
 from __future__ import annotations
 

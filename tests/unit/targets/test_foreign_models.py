@@ -1,4 +1,4 @@
-"""Models that mmdec does not know, or not as they are now: what is wrong is said, and nothing is lost in silence."""
+"""Tests unknown models, and known ones that were changed: errors say what is wrong, and nothing is ignored silently."""
 
 from __future__ import annotations
 

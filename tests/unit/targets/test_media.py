@@ -1,4 +1,4 @@
-"""MediaTarget: which models it takes, and what it says of the others."""
+"""Tests MediaTarget: the models that it takes, and its errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TextTarget: what it refuses, what its prompt's pass gives, what becomes of caches."""
+"""Tests TextTarget: models and inputs that it refuses, the result of the prompt's pass, and caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The product with a large vocabulary."""
+"""Tests the matrix product of an LM head with a large vocabulary."""
 
 from __future__ import annotations
 

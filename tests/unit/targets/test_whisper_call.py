@@ -1,4 +1,5 @@
-"""Whisper's encoder on less than a window: how much is read, and what happens where that is too little."""
+"""Tests Whisper's encoder on less than a window: the number of frames that it gets, and the fallback if they are too
+few."""
 
 from __future__ import annotations
 

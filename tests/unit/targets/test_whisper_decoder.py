@@ -1,4 +1,4 @@
-"""A draft's own pass through Whisper's decoder: transformers' numbers, its hooks, and when it stands back."""
+"""Tests mmdec's pass of a draft through Whisper's decoder: transformers' numbers, hooks, and when it is not used."""
 
 from typing import Any
 

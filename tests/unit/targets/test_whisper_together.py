@@ -1,4 +1,4 @@
-"""Jobs side by side: torch's threads in each thread, the order in which jobs go on, and what an error leaves."""
+"""Tests Whisper decoding of several jobs in batches: torch's threads, the order of jobs, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The alignment of tokens to sound: pauses, marks, windows too short, and rows of a batch."""
+"""Tests the alignment of tokens to sound: pauses, punctuation, short windows, and rows of a batch."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the recipes of all systems load."""
+"""Tests the callbacks that the recipes of all systems use."""
 
 from __future__ import annotations
 

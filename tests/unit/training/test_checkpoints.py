@@ -1,4 +1,4 @@
-"""Checkpoints: what is damaged is one sentence with the newest good one; what is written is whole."""
+"""Tests checkpoints: the error for a damaged one names the newest good one, and files are written completely."""
 
 from __future__ import annotations
 

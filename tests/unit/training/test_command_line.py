@@ -1,4 +1,4 @@
-"""What `python -m mmdec.training` says of a wrong corpus or model: one sentence, as `mmdec` does."""
+"""Tests `python -m mmdec.training` with a wrong corpus or model: it prints one sentence, as `mmdec` does."""
 
 from __future__ import annotations
 

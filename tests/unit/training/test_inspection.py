@@ -1,4 +1,4 @@
-"""Recordings and pictures are read once; what was found is kept, and looked at anew where a file has changed."""
+"""Tests that recordings and pictures are inspected once, and again only if a file has changed."""
 
 from __future__ import annotations
 

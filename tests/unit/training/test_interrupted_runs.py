@@ -1,4 +1,4 @@
-"""Runs that end before their time, and what goes on with them: training's command line on a line of two weights."""
+"""Tests training runs that end early, and their continuation, with training's command line and a tiny linear model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make train`: how its minutes are shared and kept, by a clock of the test's own; and the table at its end."""
+"""Tests `make train` with a simulated clock: how it divides its minutes and keeps to them; and its final table."""
 
 from __future__ import annotations
 

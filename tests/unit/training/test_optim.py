@@ -1,4 +1,5 @@
-"""Muon and AdamW stepped as one: each parameter once, one learning rate, a state that goes on where it was."""
+"""Tests Muon and AdamW as one optimiser: each parameter is updated once, with one learning rate, and the state can be
+restored."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""Who is killed takes its children with it, and its lock; folders appear in one step."""
+"""Tests that a killed process's children end and its lock is freed, and that folders are written in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of mixed length, side by side: what is measured, on a tiny Whisper; no seconds are judged."""
+"""Tests the benchmark of batched transcription on a tiny Whisper; no test depends on times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators' benchmark: it runs where there is no GPU, and times nothing that is wrong."""
+"""Tests the operators' benchmark: it runs without a GPU, and stops before timing if results differ."""
 
 from __future__ import annotations
 

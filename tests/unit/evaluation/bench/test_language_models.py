@@ -1,4 +1,4 @@
-"""`mmdec bench core --model`: people's own language models against transformers' loops, and the prompts."""
+"""Tests `mmdec bench core --model`, which compares drafters for a given language model with transformers' loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of reports keep their direction: above 1 the subject is faster, whichever side the benchmark calls a."""
+"""Tests the direction of ratios in reports: above 1 the subject is faster, for both orders of the methods."""
 
 from __future__ import annotations
 

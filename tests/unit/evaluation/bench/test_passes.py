@@ -1,4 +1,5 @@
-"""The benchmark of whole passes, tiny and on a CPU: its rows, what it leaves out, and that nothing wrong is timed."""
+"""Tests the benchmark of whole passes with tiny models on a CPU: its rows, its list of what is not measured, and that
+it stops before timing if results differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench asr --peer` on a tiny Whisper, with another engine that echoes: what is compared; no timing is judged."""
+"""Tests `bench asr --peer` on a tiny Whisper with a stand-in for the other engine; no test depends on times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots are drawn from what a run has, without a display; a wrong metrics.csv is one sentence."""
+"""Tests plots of benchmarks, without a display; an invalid metrics.csv gives one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of known figures: 80 columns, every figure whole, Markdown that says the same."""
+"""Tests tables of known figures: at most 80 columns, no figure cut, and the same content in Markdown."""
 
 from __future__ import annotations
 

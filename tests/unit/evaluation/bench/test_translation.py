@@ -1,4 +1,4 @@
-"""The gate of the timings, and what a report holds; the timings themselves are no test's business."""
+"""Tests the benchmark of speech translation: the check before timing, and the report; no test depends on times."""
 
 from __future__ import annotations
 

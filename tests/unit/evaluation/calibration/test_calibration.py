@@ -1,4 +1,4 @@
-"""The fit of confidence and its measures, on numbers whose answer is known."""
+"""Tests the fit of confidence and its measures, on numbers with known results."""
 
 from __future__ import annotations
 

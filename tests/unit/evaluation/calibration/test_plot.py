@@ -1,4 +1,4 @@
-"""The reliability plot: a dot for each bin of each kind; a folder without measured bins is one sentence."""
+"""Tests the reliability plot: a dot for each bin of each kind; a folder without test results gives one clear error."""
 
 from __future__ import annotations
 

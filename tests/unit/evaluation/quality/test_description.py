@@ -1,4 +1,4 @@
-"""`mmdec eval vlm` and `mmdec bench vlm`: scores by task, costs, and a gate that no wrong method passes."""
+"""Tests `mmdec eval vlm` and `mmdec bench vlm`: scores by task, costs, and that wrong tokens stop the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measurement says what it was made with."""
+"""Tests that a measurement records its device, dtype, batch and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of live transcription: delays on a simulated clock, passes, words that changed."""
+"""Tests the measures of live transcription: delays on a simulated clock, passes, words that changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""eval asr and bench asr on a tiny Whisper: what is counted, compared and refused; no timing is judged."""
+"""Tests `eval asr` and `bench asr` on a tiny Whisper: counts, comparisons and refusals; no test depends on times."""
 
 from __future__ import annotations
 

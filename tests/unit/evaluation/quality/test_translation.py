@@ -1,4 +1,4 @@
-"""Evaluation with translators whose answers are known, and the judge on a real recording."""
+"""Tests the evaluation of speech translation with translators of known output, and the recogniser on a recording."""
 
 from __future__ import annotations
 

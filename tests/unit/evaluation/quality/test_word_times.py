@@ -1,4 +1,4 @@
-"""Errors of words' times, on times that are known."""
+"""Tests the errors of word timestamps, on known times."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`mmdec promote` of a model that reads pictures: with its own drafters, or not at all."""
+"""Tests `mmdec promote` of a vision-language model: it must come with drafters for its weights."""
 
 from __future__ import annotations
 

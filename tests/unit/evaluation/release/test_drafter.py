@@ -1,4 +1,4 @@
-"""`mmdec promote` of a drafter: into its model's folder, whose card and provenance change with it."""
+"""Tests `mmdec promote` of a drafter: it goes into its model's folder, whose card and provenance are updated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmdec promote`: a better model, whole, with a card of what was measured; no other."""
+"""Tests `mmdec promote`: only a better model is promoted, completely, with a card of the new measurements."""
 
 from __future__ import annotations
 

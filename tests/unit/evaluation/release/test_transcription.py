@@ -1,4 +1,4 @@
-"""`mmdec promote` of a Whisper with heads: measured by counts that follow no clock."""
+"""Tests `mmdec promote` of a Whisper with heads: it is compared by counts, which do not depend on time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmdec.Chat`: each turn is stock `generate` on the whole dialogue over the same cache, new images included."""
+"""Tests `mmdec.Chat`: each turn equals `generate` on the whole chat with the same cache, also with new images."""
 
 from __future__ import annotations
 

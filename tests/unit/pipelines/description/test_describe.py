@@ -1,4 +1,4 @@
-"""`mmdec.describe`: the answers of stock `generate`, in every form that images and prompts may have."""
+"""Tests `mmdec.describe`: its answers equal those of `generate`, for every type of images and prompts."""
 
 from __future__ import annotations
 

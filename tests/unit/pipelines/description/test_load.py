@@ -1,4 +1,4 @@
-"""Models and drafters as `describe` takes them: folders, loaded ones, names of systems; and what is wrong with them."""
+"""Tests the models and drafters that `describe` takes: folders, loaded ones, names; and errors for wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions that take more positions than their model has are refused with both numbers."""
+"""Tests that a question with more positions than its model has is refused, with both numbers in the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much there is in a picture: near nothing for one colour, gradients and noise, more for scenes, at any size."""
+"""Tests the measure of a picture's content: low for one colour, gradients and noise, higher for scenes, at any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny Whisper on disk, loaded, and one that a test may spoil."""
+"""Fixtures: a tiny Whisper as a folder, the same loaded, and a new one that a test may change."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def whisper(folder: Path) -> LoadedWhisper:
 
 @pytest.fixture
 def loose(whisper: LoadedWhisper) -> LoadedWhisper:
-    """One of the test's own, to spoil."""
+    """Build a new Whisper, which the test may change."""
     whole = processor()
     return LoadedWhisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`transcribe_stream`: what it takes, what it refuses, and what came before is not lost."""
+"""Tests `transcribe_stream`: its inputs, its errors, and that text before an error is not lost."""
 
 from __future__ import annotations
 

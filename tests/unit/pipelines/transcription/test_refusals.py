@@ -1,4 +1,4 @@
-"""What `mmdec.transcribe` refuses, by one clear error."""
+"""Tests the inputs that `mmdec.transcribe` refuses with one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mmdec.transcribe` takes and gives: sound of every kind, languages, progress."""
+"""Tests the arguments and results of `mmdec.transcribe`: sound of every type, languages, progress."""
 
 from __future__ import annotations
 

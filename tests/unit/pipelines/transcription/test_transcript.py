@@ -1,4 +1,4 @@
-"""Transcripts as files, and words out of timed tokens."""
+"""Tests transcripts as files, and the words of timed tokens."""
 
 from __future__ import annotations
 

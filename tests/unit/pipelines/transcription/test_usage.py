@@ -1,4 +1,4 @@
-"""What `mmdec.transcribe` counts: rounds, windows, and each recording's seconds."""
+"""Tests the counts of `mmdec.transcribe`: rounds, windows, and each recording's seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a listener of `translate_speech` is told, on devices where the decoder rarely looks whether it is through."""
+"""Tests the passes that `translate_speech` reports, on devices where the decoder seldom checks whether it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The call, its batches and long recordings, and the models on disk."""
+"""Tests `translate_speech`, its batches and long recordings, and models' folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broken corpora of every layout: one sentence names file and place, and nothing held out is trained on."""
+"""Tests broken corpora of every layout: one error names file and place; and held-out data is not used for training."""
 
 from __future__ import annotations
 

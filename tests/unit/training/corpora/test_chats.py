@@ -1,4 +1,4 @@
-"""Questions of a person's own: each kind of file, and what is wrong in one is named."""
+"""Tests files of the user's questions: each format, and errors that name the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout of CVSS and Common Voice: what is read, and what is left out, counted and named."""
+"""Tests the reader for CVSS and Common Voice: rows that are used, and those left out, with counts and names."""
 
 import shutil
 from pathlib import Path

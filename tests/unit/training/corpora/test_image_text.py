@@ -1,4 +1,4 @@
-"""The reader of the layout of llava_v1_5_mix665k, and whether an answer is right."""
+"""Tests the reader for the layout of llava_v1_5_mix665k, and the scoring of answers."""
 
 from __future__ import annotations
 

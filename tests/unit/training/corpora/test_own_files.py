@@ -1,4 +1,4 @@
-"""A person's own files: recordings with their transcripts beside them, a folder of pictures with one question."""
+"""Tests the user's files: recordings with a transcript file beside each, and a folder of pictures with one question."""
 
 from __future__ import annotations
 

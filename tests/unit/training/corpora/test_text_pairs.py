@@ -1,4 +1,4 @@
-"""Folders of parallel text: rows with all their translations; what is damaged is named."""
+"""Tests folders of parallel text: rows with all their translations, and errors that name the damaged place."""
 
 from __future__ import annotations
 

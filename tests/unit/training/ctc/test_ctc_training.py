@@ -1,4 +1,4 @@
-"""What a CTC head is trained on and judged by: pieces, distortion, a store that grows, batches, evaluation."""
+"""Tests the training of a CTC head: pieces, distortion of sound, the store of encoder states, batches, evaluation."""
 
 from __future__ import annotations
 

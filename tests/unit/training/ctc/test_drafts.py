@@ -1,4 +1,4 @@
-"""Transcripts that a head is trained on are the model's own; what it saves is counted as it decodes."""
+"""Tests a CTC drafter's training: its transcripts are the model's, and its evaluation counts passes as in decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders by name: a Whisper's, any of transformers, at the length of the sound; what is none is refused."""
+"""Tests loading encoders by name: a Whisper's or another of transformers, at any length; others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkout of the tests of `make train`, on a machine of two cores without a GPU."""
+"""Fixtures: a checkout for tests of `make train`, as on a machine with two cores and no GPU."""
 
 from __future__ import annotations
 

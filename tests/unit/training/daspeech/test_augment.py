@@ -1,4 +1,4 @@
-"""Augmentation: shapes, masks within their bounds, padding that stays zero, warps that bend and do not break."""
+"""Tests augmentation: shapes, masks within their bounds, padding that stays zero, and monotone time warps."""
 
 import pytest
 import torch

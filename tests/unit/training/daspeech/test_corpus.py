@@ -1,4 +1,4 @@
-"""The corpus as tensors: features kept once, batches that follow from (seed, epoch), bad rows named."""
+"""Tests the corpus as tensors: features are stored once, (seed, epoch) determine the batches, bad rows are named."""
 
 import dataclasses
 import os

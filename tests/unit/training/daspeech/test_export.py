@@ -1,4 +1,4 @@
-"""From checkpoints to a model's directory: averages, safe loading, a directory that loads."""
+"""Tests the export of checkpoints: their average, safe loading, and a model folder that can be loaded."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,5 @@
-"""Losses of the linguistic half: against enumeration of all paths; what GLAT shows; where gradients go."""
+"""Tests the losses of the translation part: against enumeration of all paths, the tokens that GLAT reveals, and
+gradients."""
 
 from dataclasses import replace
 from typing import Literal

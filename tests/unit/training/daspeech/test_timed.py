@@ -1,4 +1,5 @@
-"""DASpeech in `make train`: which stages run, from what and for how long, with a runner that only pretends."""
+"""Tests DASpeech in `make train`: the stages that run, their starting weights and times, with a runner that does not
+train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of the training of Medusa heads: the loss, simulated rounds, labels that are kept, prompts of any Whisper."""
+"""Tests parts of the training of Medusa heads: the loss, simulated rounds, stored labels, prompts of any Whisper."""
 
 from pathlib import Path
 from types import SimpleNamespace

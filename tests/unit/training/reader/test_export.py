@@ -1,4 +1,5 @@
-"""A translator's folder from checkpoints: it has their weights, hears what they hear, and says where it comes from."""
+"""Tests a translator's folder made from checkpoints: it has their weights, gives the same output, and records their
+origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text as a head would hear it: edits become outcomes, drawn again piece by piece."""
+"""Tests text with imitated errors of a CTC head: the head's edits are counted, and drawn again for each piece."""
 
 from __future__ import annotations
 

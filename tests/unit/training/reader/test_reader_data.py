@@ -1,4 +1,4 @@
-"""Pairs for the reader: shares of the folders, every reference in turn, batches by size."""
+"""Tests the reader's training pairs: each folder's share, all references in turn, batches by size."""
 
 from __future__ import annotations
 

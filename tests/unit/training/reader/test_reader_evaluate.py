@@ -1,4 +1,4 @@
-"""The reader's evaluation: text known for sure, sounds through a head, references by name."""
+"""Tests the reader's evaluation: on text, on sound through a CTC head, with references by name."""
 
 from __future__ import annotations
 

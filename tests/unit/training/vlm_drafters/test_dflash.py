@@ -1,4 +1,5 @@
-"""DFlash's loss is the naive one, its blocks attend as a mask matrix says, simulated chains are those of decoding."""
+"""Tests DFlash's training: its loss equals a simple reference, its blocks attend as a mask matrix allows, and its
+simulated chains equal those of decoding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""EAGLE-3's loss is the naive one, its draft vocabulary is counted from the answers, and its simulated chains are those
-of decoding."""
+"""Tests EAGLE-3's training: its loss equals a simple reference, its draft vocabulary has the answers' most frequent
+tokens, and its simulated chains equal those of decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Epochs take samples as the ramp says, each process its own, and none twice before all were taken once."""
+"""Tests the samples of each epoch: the ramp sets their number, processes share none, and no sample comes twice before
+all came once."""
 
 from __future__ import annotations
 

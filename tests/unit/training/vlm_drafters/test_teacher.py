@@ -1,4 +1,5 @@
-"""The teacher reads batches of every kind of model as each row alone, and gives what the LM head reads."""
+"""Tests the teacher (the target in training): in batches it gives the same features as for each row alone, for every
+kind of model, and its last features are the LM head's input."""
 
 from __future__ import annotations
 

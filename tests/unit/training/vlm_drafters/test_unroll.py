@@ -1,4 +1,5 @@
-"""The unroll gives what drafting from each root would give, one root at a time; its masks are those of a slow loop."""
+"""Tests the unrolled training steps: they give the states of drafting from each root alone, and their masks equal those
+of a simple loop."""
 
 from __future__ import annotations
 

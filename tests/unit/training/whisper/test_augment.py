@@ -1,4 +1,4 @@
-"""What training does to recordings: resonances move and the pitch stays, noise has its colour, rooms their echo."""
+"""Tests augmentation of recordings: shifted resonances at the same pitch, coloured noise, and echo of rooms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces, utterances and windows: what a small Whisper is trained on."""
+"""Tests the training data of a small Whisper: pieces, utterances and windows."""
 
 import json
 from dataclasses import replace
